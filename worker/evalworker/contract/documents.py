@@ -1,0 +1,109 @@
+"""The documents under the root: manifest, control, lane, job end. Design, section 4.
+
+Each is one JSON object. Values that change are written whole; who may write which is said in each docstring.
+"""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from evalworker.contract.messages import AttemptDone
+from evalworker.contract.wire import Part, Wire
+
+
+class JobSpec(Part):
+    """One job as planned.
+
+    `task` is what Inspect is given (a registry name, or `file.py@name` relative to the submit directory); `name` is the
+    task's own name; `task_args` and `model_args` are typed values; `samples` counts (sample × epoch).
+    """
+
+    job_id: str
+    task: str
+    name: str
+    task_args: dict[str, Any] = {}
+    model: str
+    model_index: int = 0
+    samples: int
+    epochs: int = 1
+
+
+class Manifest(Wire):
+    """A run as submitted; written once per round by the controller. Holds no secret.
+
+    `arguments` are `eval_set`'s keyword arguments as typed values (`evalworker.arguments` reads and writes them);
+    `submit_dir` is where the run was submitted, relative to `code_root`; `environment` are the names and values of `--env`.
+    """
+
+    type: Literal["manifest"] = "manifest"
+    fleet_id: str
+    created: datetime
+    backend: Literal["local", "ec2", "batch"]
+    jobs: list[JobSpec]
+    arguments: dict[str, Any]
+    models: list[Any]
+    submit_dir: str
+    code_root: str | None = None
+    environment: dict[str, str] = {}
+    versions: dict[str, str] = {}
+    git: dict[str, Any] | None = None
+    owner: str = ""
+    command: list[str] = []
+
+
+class Limits(Part):
+    """What bounds the workers; all times in seconds."""
+
+    concurrency_per_worker: int = 10
+    slots: int | None = None
+    visibility_s: int = 60
+    heartbeat_s: float = 10.0
+    idle_s: float = 300.0
+    job_timeout_s: float | None = None
+    partial_s: float = 60.0
+
+
+class Control(Wire):
+    """What the controller tells the workers; written by the controller alone, read by workers every few seconds.
+
+    `state`: `running`; `draining` (finish what runs, take nothing new); `stopping` (interrupt what runs, keep partial logs);
+    `ended`. `beat` is the controller's last sign of life; `round` is the current one, messages of older rounds are deleted.
+    """
+
+    type: Literal["control"] = "control"
+    fleet_id: str
+    round: int
+    state: Literal["running", "draining", "stopping", "ended"]
+    deadline: datetime
+    beat: datetime
+    budgeted: bool = False
+    controller: str = ""
+    limits: Limits = Limits()
+
+
+class Lane(Wire):
+    """Three queues and who owns them until when; the key's conditional writes make ownership exclusive.
+
+    `endpoint` is set only where the queues are an emulator's on this machine's loopback.
+    """
+
+    type: Literal["lane"] = "lane"
+    name: str
+    jobs: str
+    events: str
+    dead: str
+    region: str = "us-east-1"
+    endpoint: str | None = None
+    fleet_id: str | None = None
+    owner: str = ""
+    until: datetime | None = None
+
+
+class JobDone(Wire):
+    """A job has ended for one round. Created once: by the worker that ended it, or by the controller for cancelled jobs."""
+
+    type: Literal["job_done"] = "job_done"
+    fleet_id: str
+    job_id: str
+    round: int
+    log: str | None
+    attempt_done: AttemptDone

@@ -1,0 +1,90 @@
+"""Where everything is kept below the root: the only place that builds a storage key.
+
+A key is a POSIX path relative to the root (an S3 bucket or a directory). How a key becomes an object or a file is the
+business of `evalworker.storage`. Design, section 4.
+"""
+
+from evalworker.contract.ids import check_job_id, check_run_id, slug
+
+
+def manifest(fleet_id: str) -> str:
+    """What was submitted."""
+    return f"{check_run_id(fleet_id)}/manifest.json"
+
+
+def control(fleet_id: str) -> str:
+    """What the controller tells the workers."""
+    return f"{check_run_id(fleet_id)}/control.json"
+
+
+def segments(fleet_id: str) -> str:
+    """The prefix of the event stream's segments."""
+    return f"{check_run_id(fleet_id)}/events/"
+
+
+def segment(fleet_id: str, number: int) -> str:
+    """One segment of the event stream, counted from 1."""
+    return f"{segments(fleet_id)}{number:06d}.jsonl"
+
+
+def attempt_log(fleet_id: str, job_id: str, attempt: int, worker: str) -> str:
+    """What one attempt on one worker produced."""
+    return f"{check_run_id(fleet_id)}/attempts/{check_job_id(job_id)}/{attempt}-{slug(worker)}.eval"
+
+
+def attempt_end(fleet_id: str, job_id: str, attempt: int) -> str:
+    """Created once: how an attempt ended (its `attempt_done`)."""
+    return f"{check_run_id(fleet_id)}/attempts/{check_job_id(job_id)}/{attempt}.end.json"
+
+
+def job_log(fleet_id: str, job_id: str) -> str:
+    """The job's log, published by the attempt that ended it."""
+    return f"{check_run_id(fleet_id)}/{check_job_id(job_id)}.eval"
+
+
+def job_done(fleet_id: str, job_id: str, round_: int) -> str:
+    """Created once; its existence means that the job has ended for this round."""
+    return f"{check_run_id(fleet_id)}/{check_job_id(job_id)}.done-{round_}.json"
+
+
+def worker_log(fleet_id: str, worker: str) -> str:
+    """A worker's boot and run log."""
+    return f"{check_run_id(fleet_id)}/workers/{slug(worker)}.log"
+
+
+def report(fleet_id: str) -> str:
+    """The run's HTML report."""
+    return f"{check_run_id(fleet_id)}/report.html"
+
+
+def partial(fleet_id: str, job_id: str) -> str:
+    """The prefix of the unfinished log that a job's next attempt starts from."""
+    return f"partial/{check_run_id(fleet_id)}/{check_job_id(job_id)}/"
+
+
+def lane(name: str) -> str:
+    """Who owns a lane, until when."""
+    return f"lanes/{slug(name)}.json"
+
+
+LANES = "lanes/"
+"""The prefix of all lane records."""
+
+
+def code(digest: str) -> str:
+    """A tree of user code, by the hash of its content."""
+    return f"code/{slug(digest)}.tar.gz"
+
+
+def wheel(digest: str) -> str:
+    """The worker package of a checkout, by the hash of its content."""
+    return f"worker/{slug(digest)}.whl"
+
+
+WORKING = "logs/working/"
+"""The prefix of all runs' logs, one log per (task, model)."""
+
+
+def working(run_id: str) -> str:
+    """The prefix of one run's logs: what status, summarize and promote read."""
+    return f"{WORKING}{check_run_id(run_id)}/"
