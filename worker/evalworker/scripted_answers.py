@@ -61,8 +61,8 @@ def wrong(prompt: str) -> str:
 
 
 def mixed(prompt: str) -> str:
-    """The answer of `mixed`: right for about half of all prompts, chosen by their hash."""
-    return right(prompt) if int(digest(prompt), 16) % 2 == 0 else wrong(prompt)
+    """The answer of `mixed`: right for about half of all prompts, chosen by a hash of their own (not the faults' one)."""
+    return right(prompt) if int(digest(f"mixed\n{prompt}"), 16) % 2 == 0 else wrong(prompt)
 
 
 def calculate(text: str) -> int | float | None:

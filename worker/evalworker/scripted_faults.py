@@ -60,7 +60,7 @@ def selector(value: Any) -> Selector:
     once = bool(items) and items[0].startswith("once:")
     if once:
         items[0] = items[0].removeprefix("once:")
-    if isinstance(value, bool) or not all(items):
+    if isinstance(value, bool) or not items or not all(items):
         raise ValueError(f"{value!r} selects no samples: give a number N, a part of the input, or a list of such parts")
     if len(items) == 1 and items[0].isdecimal():
         if int(items[0]) < 1:

@@ -216,13 +216,14 @@ def _raised_lines(text: str) -> list[str]:
         ]
         return lines[:1]
     found: list[str] = []
-    due = True  # the next line at the margin names an exception
-    for line in text.strip("\n").splitlines():
-        if line in _CHAINED:
-            due = True
-        elif due and line and not line[0].isspace() and not line.startswith("Traceback ("):
+    due, before = True, ""  # due: the next line at the margin names an exception
+    for line in filter(None, text.splitlines()):
+        if line.startswith("Traceback (most recent call last):"):
+            due = due or before in _CHAINED
+        elif due and not line[0].isspace():
             found.append(line)
             due = False
+        before = line
     return found
 
 
