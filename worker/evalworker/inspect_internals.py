@@ -243,6 +243,11 @@ def parse_environment(values: tuple[str, ...] | list[str]) -> dict[str, str]:
     return {name: str(value) for name, value in parsed.items()}
 
 
+def apply_common_options(options: dict[str, Any]) -> None:
+    """Set display, `--env` and debugger of this process as Inspect's command does, which `eval_set_arguments` leaves out."""
+    _internal(_CLI, "process_common_options")(options)
+
+
 def capture(arguments: dict[str, Any]) -> list[CapturedTask]:
     """Let Inspect resolve the tasks and models of `eval_set(**arguments)` without running anything.
 
