@@ -199,8 +199,7 @@ class S3Storage:
                 return str(self._client.put_object(**self._at(key), Body=body, **condition)["ETag"])
             except (ClientError, BotoCoreError) as error:
                 fault = explain(error)
-                retries = getattr(error, "response", {}).get("ResponseMetadata", {}).get("RetryAttempts", 0)
-                uncertain = uncertain or retries > 0
+                uncertain = uncertain or fault.resent
                 if fault.status == 412 or (fault.status == 404 and "IfMatch" in condition and fault.code in _GONE):
                     own = self._own(key, body) if uncertain else None
                     if own is None:
