@@ -303,6 +303,12 @@ def test_unfinished_files_are_never_listed(tmp_path: Path) -> None:
     assert [info.key for info in store.list("")] == ["w/.buffer/1"]
 
 
+def test_no_two_writes_have_one_tag(tmp_path: Path) -> None:
+    """Files of one size, written within one tick of the kernel's clock into reused inodes, are told apart."""
+    store = LocalStorage(tmp_path)
+    assert len({store.put("a", b"%03d" % index) for index in range(300)}) == 300
+
+
 def test_a_full_disk_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
