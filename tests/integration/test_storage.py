@@ -5,6 +5,7 @@ import functools
 import os
 import shutil
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -303,10 +304,14 @@ def test_unfinished_files_are_never_listed(tmp_path: Path) -> None:
     assert [info.key for info in store.list("")] == ["w/.buffer/1"]
 
 
-def test_no_two_writes_have_one_tag(tmp_path: Path) -> None:
-    """Files of one size, written within one tick of the kernel's clock into reused inodes, are told apart."""
+def test_tags_do_not_depend_on_the_kernels_coarse_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tick is some milliseconds: files of one size in a reused inode would be taken for the same content."""
     store = LocalStorage(tmp_path)
     assert len({store.put("a", b"%03d" % index) for index in range(300)}) == 300
+    exact = 1_700_000_000_123_456_789
+    monkeypatch.setattr(time, "time_ns", lambda: exact)
+    store.put("a", b"x")
+    assert (tmp_path / "logs/fleet/a").stat().st_mtime_ns == exact
 
 
 def test_a_full_disk_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
