@@ -105,6 +105,8 @@ class Agent:
         why = Category.CANCELLED if reason == "stopped" else Category.SPOT
         for attempt in running:
             attempt.interrupt(why)
+            if self.worker.control.at_once and attempt.process is not None:
+                attempt.process.kill()
         end = time.monotonic() + LEAVE_WITHIN_S
         with self._changed:
             self._changed.wait_for(lambda: not self._running, LEAVE_WITHIN_S)

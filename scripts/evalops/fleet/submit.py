@@ -154,8 +154,8 @@ def attach(settings: Settings, storage: Storage, request: Request, manifest: Man
     control = Control.from_json(stored.body)
     if control.state == "ended":
         fail(f"the fleet {fleet_id} has ended; --run-id {fleet_id} runs again what did not complete")
-    age = (now() - control.beat).total_seconds()
-    if age < CONTROLLER_ALIVE_S and not _is_dead(control.controller):
+    if not controller_gone(control):
+        age = (now() - control.beat).total_seconds()
         fail(f"the fleet {fleet_id} is driven by {control.controller} (last seen {age:.0f} s ago); stop that one first")
     lane = lanes.find(storage, fleet_id)
     if lane is None:
@@ -167,6 +167,8 @@ def attach(settings: Settings, storage: Storage, request: Request, manifest: Man
     )
     for event in controller.stream.restore():
         controller.ledger.replay(event)
+    if control.state == "running" and controller.pool.adopt() == 0:
+        controller.start_workers()
     return controller
 
 
@@ -253,6 +255,11 @@ def limits_of(request: Request) -> Limits:
 def controller_name() -> str:
     """Which process drives a fleet: `host:pid`."""
     return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def controller_gone(control: Control) -> bool:
+    """Whether nobody drives the fleet: its controller was of this machine and is no more, or has been silent for long."""
+    return _is_dead(control.controller) or (now() - control.beat).total_seconds() > CONTROLLER_ALIVE_S
 
 
 def _is_dead(controller: str) -> bool:
