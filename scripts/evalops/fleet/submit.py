@@ -30,7 +30,7 @@ from evalworker.contract.wire import Unreadable, now
 from evalworker.queues import Queue, QueueError
 from evalworker.storage import Denied, Missing, Storage, StorageError, open_storage
 
-LOCAL_LIMITS = Limits(visibility_s=30, heartbeat_s=5.0, control_s=1.0)
+LOCAL_LIMITS = Limits(visibility_s=15, heartbeat_s=5.0, control_s=1.0)
 """On one machine, looking is cheap: workers notice everything sooner than on AWS."""
 
 CONTROLLER_ALIVE_S = 60.0
