@@ -52,7 +52,12 @@ class Manifest(Wire):
 
 
 class Limits(Part):
-    """What bounds the workers; all times in seconds."""
+    """What bounds the workers; all times in seconds.
+
+    `controller_silent_s`: with a budget, no job is taken when the controller has been silent for so long, because nobody counts the
+    money. `disk_free_min`: bytes that must be free for a job to be taken. `hung_after_s`, `on_hung`: a sample in which nothing has
+    happened for so long is reported, or ended with an error too.
+    """
 
     concurrency_per_worker: int = 10
     slots: int | None = None
@@ -62,6 +67,23 @@ class Limits(Part):
     idle_s: float = 300.0
     job_timeout_s: float | None = None
     partial_s: float = 60.0
+    controller_silent_s: float = 600.0
+    disk_free_min: int = 1_000_000_000
+    hung_after_s: float = 1800.0
+    on_hung: Literal["wait", "error"] = "wait"
+
+
+class Guards(Part):
+    """What makes the controller stop a fleet before its jobs end it: `ct run eval`'s options of the same names.
+
+    `max_failed_share`: of ended jobs; 1 switches the failure rate off.
+    """
+
+    budget_usd: float | None = None
+    token_budget: int | None = None
+    canary: bool = False
+    max_failed_share: float = 0.5
+    stall_after_s: float = 1800.0
 
 
 class Control(Wire):
@@ -69,7 +91,8 @@ class Control(Wire):
 
     `state`: `running`; `draining` (finish what runs, take nothing new); `stopping` (interrupt what runs, keep partial logs; with
     `at_once`, without letting jobs flush); `ended`. `beat` is the controller's last sign of life; `round` is the current one,
-    messages of older rounds are deleted. `ct fleet stop` alone writes it from outside.
+    messages of older rounds are deleted. `ct fleet stop` alone writes it from outside. `rate_limited` and `waiting_for` are what the
+    controller last heard and knew, for whoever only looks.
     """
 
     type: Literal["control"] = "control"
@@ -82,6 +105,9 @@ class Control(Wire):
     budgeted: bool = False
     controller: str = ""
     limits: Limits = Limits()
+    guards: Guards = Guards()
+    rate_limited: int = 0
+    waiting_for: str | None = None
 
 
 class Lane(Wire):
