@@ -31,8 +31,13 @@ class Manifest(Wire):
     """A run as submitted; written once per round by the controller. Holds no secret.
 
     `arguments` are `eval_set`'s keyword arguments as typed values (`evalworker.arguments` reads and writes them);
-    `submit_dir` is where the run was submitted, relative to `code_root`; `environment` are the names and values of `--env`;
-    `work_dir` is where local workers keep their directories.
+    `submit_dir` is where the run was submitted, relative to the code's root; `environment` are the names and values of `--env`;
+    `work_dir` is where local workers keep their directories. `owner` is who submitted, `versions` with what.
+
+    The code: `code` is the hash of the packed tree; without it the code is used in place at `code_root`. `python_path` are further
+    directories of it from which modules are imported. `worker` is the hash of the run's `evalworker`. The environment of the run:
+    `lock` is the directory of its `uv.lock`, `requirements` are pinned; without both the worker's own environment is used. All
+    directories are relative to the code's root. `secrets` are names, never values.
     """
 
     type: Literal["manifest"] = "manifest"
@@ -44,6 +49,12 @@ class Manifest(Wire):
     models: list[Any]
     submit_dir: str
     code_root: str | None = None
+    code: str | None = None
+    python_path: list[str] = []
+    worker: str | None = None
+    lock: str | None = None
+    requirements: list[str] = []
+    secrets: list[str] = []
     environment: dict[str, str] = {}
     versions: dict[str, str] = {}
     git: dict[str, Any] | None = None
