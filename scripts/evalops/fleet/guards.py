@@ -179,7 +179,7 @@ class Stall:
         """The silence is twice as long as that."""
         if at - self.since < 2 * after_s:
             return None
-        return Verdict("stopped", f"nothing happened for {at - self.since:.0f} s; it was waiting for {waiting_for}")
+        return Verdict("stopped", f"nothing happened for {at - self.since:.0f} s ({waiting_for})")
 
 
 @dataclass
@@ -216,3 +216,15 @@ def waiting_text(waits: Iterable[str]) -> str:
         counts[phrase] = counts.get(phrase, 0) + 1
     shown = sorted(counts, key=lambda phrase: -counts[phrase])[:3]
     return "; ".join(phrase if counts[phrase] == 1 else f"{counts[phrase]} × {phrase}" for phrase in shown)
+
+
+def sentence(event: Event) -> str:
+    """A guard's event as one line for the terminal."""
+    if event["type"] == "budget":
+        spent, budget = (_amount(event["kind"], event[name]) for name in ("spent", "budget"))
+        return f"{event['percent']} % of the {_kind_text(event['kind'])} is spent: {spent} of {budget}"
+    if event["type"] == "stalled":
+        about = f"{event['task']} with {event['model']}, sample {event['sample_id']!r}: " if "job_id" in event else ""
+        end = "; it was ended with an error" if event.get("ended") else ""
+        return f"{about}nothing has happened for {event['silent_s']:.0f} s ({event['waiting_for']}){end}"
+    return str(event["text"])
