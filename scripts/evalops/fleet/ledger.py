@@ -285,6 +285,7 @@ class Ledger:
         if event["type"] == "fleet_start":
             self.ended.clear()
             self.passed.clear()
+            self.new_round(event["round"])
         job = self.jobs.get(event.get("job_id", ""))
         if job is None:
             return
@@ -309,10 +310,13 @@ class Ledger:
             job.attempt = max(job.attempt, event["attempts"])
 
     def new_round(self, round_: int) -> list[JobState]:
-        """Go on after a replay as round `round_`: what has not completed is open again. Returns the open jobs."""
+        """Go on after a replay as round `round_`: what has not completed is open again. Returns the open jobs.
+
+        The first round has no attempts before it.
+        """
         self.round = round_
-        self.ended.clear()
-        self.passed.clear()
+        if round_ == 1:
+            return self.open_jobs
         for job in self.jobs.values():
             if job.done is not None and job.done.status != "completed":
                 job.done = None

@@ -209,10 +209,15 @@ def attach(settings: Settings, storage: Storage, request: Request, manifest: Man
     controller = _controller(
         settings, storage, request, manifest, control, etag, Ledger(manifest.jobs, control.round), lane
     )
+    begun = False
     for event in controller.stream.restore():
         controller.ledger.replay(event)
         controller.watch.replay(event)
+        begun = begun or (event["type"] == "fleet_start" and event["round"] == control.round)
     controller.watch.hold(control)
+    if not begun:  # the controller was killed before its first segment
+        controller.ledger.new_round(control.round)
+        controller.stream.append([_fleet_start(manifest, control, controller.ledger, request.workers)])
     if control.state == "running" and controller.pool.adopt() == 0:
         controller.start_workers()
     return controller
@@ -234,6 +239,7 @@ def _begin(
         controller.watch.replay(event)
     workers = min(request.workers, len(ledger.open_jobs))
     controller.stream.append([_fleet_start(manifest, control, ledger, workers)])
+    controller.stream.store()
     controller.start_workers()
     controller.send_open_jobs()
     return controller
