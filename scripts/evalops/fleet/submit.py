@@ -21,7 +21,7 @@ from evalops.fleet.guards import over_budget
 from evalops.fleet.ledger import Ledger
 from evalops.fleet.stream import EventStream
 from evalops.fleet.view import ProgressLine
-from evalops.fleet.workers import LocalPool, default_slots
+from evalops.fleet.workers import LocalPool, NoPool, Pool, default_slots
 from evalops.settings import Settings
 from evalops.ui import EXIT_USAGE, fail
 from evalworker import aws, prices
@@ -204,11 +204,32 @@ def attach(settings: Settings, storage: Storage, request: Request, manifest: Man
     lane = lanes.find(storage, fleet_id)
     if lane is None:
         fail(f"the fleet {fleet_id} owns no lane any more; --run-id {fleet_id} runs again what did not complete")
-    control = control.model_copy(update={"beat": now(), "controller": controller_name()})
-    etag = storage.replace(layout.control(fleet_id), control.to_bytes(), stored.etag)
-    controller = _controller(
-        settings, storage, request, manifest, control, etag, Ledger(manifest.jobs, control.round), lane
-    )
+    controller = _take_over(settings, storage, request, manifest, lane)
+    if control.state == "running" and controller.pool.adopt() == 0:
+        controller.start_workers()
+    return controller
+
+
+def close_abandoned(settings: Settings, storage: Storage, lane: Lane) -> None:
+    """Write the end of a fleet that is past its deadline and has no controller, and release its lane.
+
+    What its workers had said goes to its own segments first, so its summary is true.
+    """
+    assert lane.fleet_id is not None
+    manifest = read_manifest(storage, settings, lane.fleet_id)
+    controller = _take_over(settings, storage, Request(quiet=True), manifest, lane, NoPool())
+    controller.close("its deadline passed while nobody drove it")
+
+
+def _take_over(
+    settings: Settings, storage: Storage, request: Request, manifest: Manifest, lane: Lane, pool: Pool | None = None
+) -> Controller:
+    """A controller in the state that the stored stream tells of, known to the workers as theirs."""
+    stored = storage.get(layout.control(manifest.fleet_id))
+    control = Control.from_json(stored.body).model_copy(update={"beat": now(), "controller": controller_name()})
+    etag = storage.replace(layout.control(manifest.fleet_id), control.to_bytes(), stored.etag)
+    ledger = Ledger(manifest.jobs, control.round)
+    controller = _controller(settings, storage, request, manifest, control, etag, ledger, lane, pool)
     begun = False
     for event in controller.stream.restore():
         controller.ledger.replay(event)
@@ -218,8 +239,6 @@ def attach(settings: Settings, storage: Storage, request: Request, manifest: Man
     if not begun:  # the controller was killed before its first segment
         controller.ledger.new_round(control.round)
         controller.stream.append([_fleet_start(manifest, control, controller.ledger, request.workers)])
-    if control.state == "running" and controller.pool.adopt() == 0:
-        controller.start_workers()
     return controller
 
 
@@ -254,6 +273,7 @@ def _controller(
     etag: str,
     ledger: Ledger,
     lane: Lane,
+    pool: Pool | None = None,
 ) -> Controller:
     folder = fleet_folder(manifest.fleet_id)
     slots = request.slots or default_slots(min(request.workers, max(1, len(manifest.jobs))))
@@ -266,7 +286,7 @@ def _controller(
         lane=lane,
         ledger=ledger,
         stream=EventStream(storage, manifest.fleet_id, folder / "events.jsonl"),
-        pool=LocalPool(settings.root, manifest.fleet_id, lane.name, work, slots, os.environ),
+        pool=pool or LocalPool(settings.root, manifest.fleet_id, lane.name, work, slots, os.environ),
         view=ProgressLine(quiet=request.quiet),
         plan=Plan(workers=request.workers),
     )
