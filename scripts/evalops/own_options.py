@@ -46,6 +46,7 @@ OWN_OPTIONS = frozenset(
         "--vcpus",
         "--memory",
         "--queue",
+        "--queues",
         "--runnable-timeout",
         "--task",
         "--tasks",

@@ -122,6 +122,13 @@ class Duration(click.ParamType[timedelta]):
     help="What to do with a hung sample beside reporting it: wait, or end it with an error.",
 )
 @click.option(
+    "--queues",
+    type=click.Choice(["local", "estate"]),
+    default="local",
+    show_default=True,
+    help="Queues on this machine, or a lane that Terraform made.",
+)
+@click.option(
     "--json", "json_output", is_flag=True, help="Print a launch record and a done record, one JSON object a line."
 )
 @click.option("--detach", is_flag=True, help="Print the launch record as JSON and go on in the background.")
@@ -152,6 +159,7 @@ def run_eval(ctx: click.Context, /, **options: Any) -> None:
             max_failed_share=options["max_failed_share"],
             stall_after_s=options["stall_after"].total_seconds(),
         ),
+        queues=options["queues"],
         quiet=options["json_output"],
     )
     try:

@@ -63,6 +63,7 @@ class Request:
     hung_after_s: float = 1800.0
     on_hung: Literal["wait", "error"] = "wait"
     guards: Guards = field(default_factory=Guards)
+    queues: Literal["local", "estate"] = "local"
     quiet: bool = False
 
 
@@ -252,7 +253,7 @@ def _begin(
     ledger: Ledger,
 ) -> Controller:
     """Take a lane, write `fleet_start`, send what is open, start the workers."""
-    lane = _embedded_lane(settings, storage, manifest, control)
+    lane = _lane(settings, storage, request, manifest, control)
     controller = _controller(settings, storage, request, manifest, control, etag, ledger, lane)
     for event in controller.stream.restore():
         controller.watch.replay(event)
@@ -290,6 +291,23 @@ def _controller(
         view=ProgressLine(quiet=request.quiet),
         plan=Plan(workers=request.workers),
     )
+
+
+def _lane(settings: Settings, storage: Storage, request: Request, manifest: Manifest, control: Control) -> Lane:
+    """The fleet's queues: one of the estate's lanes, or a lane of this machine for this fleet alone."""
+    if request.queues == "local":
+        return _embedded_lane(settings, storage, manifest, control)
+    try:
+        return lanes.take(
+            storage,
+            manifest.fleet_id,
+            manifest.owner,
+            control.deadline,
+            lambda lane: close_abandoned(settings, storage, lane),
+        )
+    except lanes.NoLane as error:
+        storage.put(layout.control(manifest.fleet_id), control.model_copy(update={"state": "ended"}).to_bytes())
+        fail(f"{error}; wait for one to end, or stop one with ct fleet stop")
 
 
 def _embedded_lane(settings: Settings, storage: Storage, manifest: Manifest, control: Control) -> Lane:
