@@ -12,9 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 
-from evalworker import aws
+from evalworker import aws, code, credentials, redact
 from evalworker.attempt import Attempt
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, Lane, Limits, Manifest
@@ -61,7 +60,10 @@ class Agent:
         limits = Control.from_json(control.body).limits
         sqs = aws.sqs(lane)
         jobs = Queue(sqs, lane.jobs)
-        cwd = Path(self.manifest.code_root or ".") / self.manifest.submit_dir
+        path = code.import_path(self.manifest, code.root_of(storage, self.manifest, config.work))
+        environment = self.manifest.environment | credentials.of_run(self.manifest)
+        redact.learn_environment(self.manifest.secrets)
+        redact.learn(redact.secrets_of(environment, self.manifest.secrets))
         self.slots = config.slots or limits.slots or os.cpu_count() or 1
         self.worker = Worker(
             config=config,
@@ -69,9 +71,10 @@ class Agent:
             jobs=jobs,
             poster=Poster(Queue(sqs, lane.events), config.work / "spool.jsonl", self._log.line),
             keeper=VisibilityKeeper(jobs, limits.visibility_s, self._log.line),
-            launcher=Launcher(config.work, str(cwd), sorted({job.task for job in self.manifest.jobs})),
+            launcher=Launcher(config.work, path, sorted({job.task for job in self.manifest.jobs}), environment),
             control=Control.from_json(control.body),
-            cwd=cwd,
+            path=path,
+            environment=environment,
             log_file=self._log,
         )
         self._specs = {spec.job_id: spec for spec in self.manifest.jobs}

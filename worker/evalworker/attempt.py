@@ -15,7 +15,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from evalworker import job, partials, publish
+from evalworker import job, partials, publish, redact
 from evalworker.contract import layout
 from evalworker.contract.documents import JobSpec, Manifest
 from evalworker.contract.failures import Category, retry_delay
@@ -64,6 +64,7 @@ class Attempt:
         self.share = 1
         self._killed_for: Category | None = None
         self._tail: deque[bytes] = deque(maxlen=20)
+        self._output = redact.stream()
         self._dir = worker.work / f"{spec.job_id}-{message.round}-{message.attempt}-{time.monotonic_ns()}"
         self._partial = partials.PartialKeeper(worker.storage, message.fleet_id, spec.job_id, self._dir / "logs")
         self._saving = threading.Lock()
@@ -206,10 +207,10 @@ class Attempt:
             instance_id=self.worker.config.instance_id,
             arguments=self.manifest.arguments,
             model=self.manifest.models[self.spec.model_index],
-            cwd=str(self.worker.cwd),
+            path=self.worker.path,
             log_dir=str(log_dir),
             share=self.share,
-            environment=self.manifest.environment,
+            environment=self.worker.environment,
         )
 
     def _follow(self, process: JobProcess, started: float) -> None:
@@ -252,17 +253,22 @@ class Attempt:
             return False
         if not piece:
             return False
+        self._print(self._output.feed(piece))
+        return True
+
+    def _print(self, piece: bytes) -> None:
+        """Keep what the job printed: the beginning in the worker's log, the end for the sentence about its failure."""
         before, self.heard.printed = self.heard.printed, self.heard.printed + len(piece)
         if before < OUTPUT_LIMIT:
             self.worker.log_raw(piece[: OUTPUT_LIMIT - before])
         self._tail.append(piece[-4096:])
-        return True
 
     def _drain(self, process: JobProcess) -> None:
         """What was still in the pipes when the process ended."""
         for source in (process.pipe, process.output):
             while wait([source], timeout=0) and self._take(process, source):
                 pass
+        self._print(self._output.end())
         if self.heard.printed > OUTPUT_LIMIT:
             left_out = self.heard.printed - OUTPUT_LIMIT
             self.worker.log(f"job {self.spec.job_id}: {left_out} more bytes of output were left out")

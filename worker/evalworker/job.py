@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from evalworker import preload_settings, redact
 from evalworker.contract.documents import JobSpec
 from evalworker.contract.failures import EXIT_CONFIG
 from evalworker.contract.ids import sample_key
@@ -52,10 +53,10 @@ class Order:
     instance_id: str
     arguments: dict[str, Any]
     model: Any
-    cwd: str
+    path: list[str]
     log_dir: str
     share: int
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
     forked: bool = True
 
 
@@ -115,14 +116,14 @@ def _settle(order: Order, output: Connection) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
+    preload_settings.restore()
     os.environ.update(order.environment)
+    redact.learn_environment(order.environment)
     os.environ["INSPECT_FLEET_JOB"] = order.spec.job_id
-    os.chdir(order.cwd)
+    os.chdir(order.path[0])
     sys.argv = ["inspect-fleet-job"]
     sys.modules["__main__"] = types.ModuleType("__main__")
-    if order.cwd in sys.path:
-        sys.path.remove(order.cwd)
-    sys.path.insert(0, order.cwd)
+    sys.path[:] = [*order.path, *(entry for entry in sys.path if entry not in order.path)]
     random.seed()  # all forks would draw the same numbers
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
@@ -307,7 +308,7 @@ def _report(order: Order, streaming: Any, failure: BaseException | None, before:
         error_message = log.header.error.message
     facts: dict[str, Any] = {
         "error_type": error_type,
-        "error_message": portable(error_message[:4096]),
+        "error_message": portable(redact.text(error_message)[:4096]),
         "error_status": error_status if isinstance(error_status, int) else None,
         "broken": streaming.broken,
         "rate_limited": streaming.rate_limited,
@@ -329,7 +330,7 @@ def _report(order: Order, streaming: Any, failure: BaseException | None, before:
         "samples": log.counts(order.spec.samples),
         "digest": log.digest,
         "metrics": log.metrics,
-        "sample_errors": [portable(list(error)) for error in list(streaming.errors.values())[:20]],
+        "sample_errors": [portable(redact.json_values(list(error))) for error in list(streaming.errors.values())[:20]],
         "kept": len(carried & {sample_key(s.id, s.epoch) for s in log.completed}),
         "unreported": unreported,
     }

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from inspect_ai.hooks import Hooks, ModelRetry, RunStart, SampleEnd, TaskStart, hooks
 from inspect_ai.log import EvalSample
 
+from evalworker import redact
 from evalworker.contract.failures import Category, classify_exception, exception_type
 from evalworker.contract.ids import sample_key
 from evalworker.contract.messages import SampleDone
@@ -74,7 +75,7 @@ class Streaming:
             name = exception_type(error.traceback, error.message)
             refused, status = self.refusals.get(sample.uuid or "", ("", None))
             # A status that was healed by a retry must not colour what the sample failed of afterwards.
-            found = (name, error.message[:1024], status if refused == name else None)
+            found = (name, redact.text(error.message)[:1024], status if refused == name else None)
             self.errors[key] = found
             if classify_exception(*found) is Category.AUTH:
                 self._refuse(found)
