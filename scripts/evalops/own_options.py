@@ -36,6 +36,7 @@ OWN_OPTIONS = frozenset(
         "--require-clean",
         "--package",
         "--secret",
+        "--ship-code",
         "--wait",
         "--shard-size",
         "--shards",
