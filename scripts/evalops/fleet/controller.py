@@ -552,7 +552,7 @@ class Controller:
             "beat": now(),
             "state": state or self.control.state,
             "rate_limited": self.watch.rate_limited,
-            "waiting_for": self._waiting_for(),
+            "waiting_for": self._waiting_for() or self.watch.waits or None,
         }
         control = self.control.model_copy(update=said)
         with self._surviving("storage"):
