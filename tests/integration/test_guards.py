@@ -170,7 +170,7 @@ def test_a_silent_fleet_says_what_it_waits_for_and_stops(folder: Path) -> None:
     assert "arithmetic with scripted/good: 2 samples in flight, the oldest" in silences[-1]["waiting_for"]
     hung = {event["sample_id"]: event for event in fleet.of("stalled") if "job_id" in event}
     assert hung.keys() == {1, 2}
-    assert (hung[1]["task"], hung[1]["waiting_for"], hung[1]["ended"]) == ("arithmetic", "a call of good", False)
+    assert (hung[1]["task"], hung[1]["waiting_for"], hung[1]["ended"]) == ("arithmetic", "a call of scripted/good", False)
     assert "rate-limited call" in fleet.err
 
 
