@@ -1,17 +1,20 @@
 """What a job says of its running samples, and how it ends hung ones: rules on values, and one real eval."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import inspect_ai
 import pytest
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
+from inspect_ai.solver import Generate, Solver, TaskState, solver
 
 from evalworker import inspect_internals, lookout, streamer
+from evalworker.contract.messages import SampleDone
 from evalworker.inspect_internals import LiveSample
 from evalworker.job import JobLook
-from evalworker.lookout import Lookout, QuietSamples, phrase
+from evalworker.lookout import Lookout, Pulse, QuietSamples, phrase
 from evalworker.results import Origin
 
 JOB = "0123456789abcdef"
@@ -29,6 +32,18 @@ def test_a_sample_is_hung_when_nothing_has_happened_in_it_for_long() -> None:
     assert [sample.key for sample, _ in quiet.look([live("b", 2), live("a", 1)], 16.0)] == ["a", "b"]
     assert quiet.look([live("a", 2)], 17.0) == []
     assert quiet.look([live("b", 2)], 18.0) == []  # another execution under a key that had gone
+
+
+def test_the_clock_of_hung_samples_stands_still_while_the_event_loop_is_blocked() -> None:
+    asked: list[Callable[[], None]] = []
+    pulse = Pulse(0.0)
+    assert pulse.feel(1.0, asked.append)
+    assert not pulse.feel(100.0, asked.append)
+    assert pulse.awake_s == 1.0
+    asked.pop()()
+    assert pulse.feel(101.0, asked.append)
+    assert pulse.awake_s == 2.0
+    assert len(asked) == 1
 
 
 def test_what_the_agent_is_told_of_it() -> None:
@@ -94,6 +109,40 @@ def test_a_hung_sample_is_told_and_ended_and_the_others_are_left_alone(
     assert {(each.sample_id, each.ended) for each in hung} == {("two", True)}
     assert hung[0].activity == "a call of scripted/good"
     assert any("1 sample in flight, the oldest, 'two', for" in look.wait for look in looks)
+
+
+def test_a_try_that_inspect_repeats_by_itself_is_told_with_what_it_cost(tmp_path: Path) -> None:
+    origin = Origin("2026-11-29-14-05-33-1a2b3c4d", 1, JOB, 1, "t", "scripted/good", "i-1")
+    told: list[SampleDone] = []
+
+    @solver
+    def fails_once() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            state = await generate(state)
+            if not told:
+                raise ValueError("once")
+            return state
+
+        return solve
+
+    streamer.start(streamer.Streaming(origin, told.append, None))
+    try:
+        inspect_ai.eval(
+            inspect_ai.Task(
+                dataset=[Sample(input="What is 1 + 1?", target="2")], solver=fails_once(), scorer=includes()
+            ),
+            model="scripted/good",
+            log_dir=str(tmp_path),
+            display="none",
+            retry_on_error=1,
+            ctl_server=False,
+        )
+    finally:
+        streamer.start(None)
+    first, second = told
+    assert (first.will_retry, first.status, second.will_retry, second.status) == (True, "errored", False, "completed")
+    assert first.model_usage == second.model_usage != {}
+    assert first.uuid != second.uuid
 
 
 def test_a_lookout_without_samples_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
