@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from evalworker import aws, code, credentials, redact
+from evalworker import aws, boot, code, credentials, redact
 from evalworker.attempt import Attempt
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, Lane, Limits, Manifest
@@ -99,6 +99,7 @@ class Agent:
         adopt_orphans()
         self.worker.launcher.warm()
         self._post(self._online())
+        self._compare_versions()
         for target in (self._receive, self._duties, self._partials):
             threading.Thread(target=self._guarded, args=(target,), daemon=True, name=target.__name__).start()
         while self._leaving is None:
@@ -314,7 +315,14 @@ class Agent:
             instance_type=self.config.instance_type,
             lifecycle=self.config.lifecycle,
             slots=self.slots,
+            versions=boot.versions(),
         )
+
+    def _compare_versions(self) -> None:
+        """Say it when the samples will run under another Inspect than the run was planned with."""
+        planned, here = self.manifest.versions.get("inspect-ai"), boot.versions().get("inspect-ai")
+        if planned != here and planned is not None and self.manifest.lock is None:
+            self.worker.warn(f"{self.config.instance_id} runs Inspect {here}, the run was planned with {planned}")
 
     def _heartbeat(self) -> Heartbeat:
         with self._changed:
