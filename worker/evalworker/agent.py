@@ -268,10 +268,11 @@ class Agent:
                     self.leave("drained")
                 elif time.monotonic() - self._idle_since > self.limits.idle_s:
                     self.leave("idle")
-            if time.monotonic() - last_beat >= self.limits.heartbeat_s:
+            if self.worker.news.is_set() or time.monotonic() - last_beat >= self.limits.heartbeat_s:
+                self.worker.news.clear()
                 last_beat = time.monotonic()
                 self._post(self._heartbeat())
-            time.sleep(self.limits.control_s)
+            self.worker.news.wait(self.limits.control_s)
 
     def _read_control(self) -> None:
         try:
@@ -327,6 +328,7 @@ class Agent:
     def _heartbeat(self) -> Heartbeat:
         with self._changed:
             running = list(self._running.values())
+        hung = self.worker.hung
         return Heartbeat(
             fleet_id=self.config.fleet_id,
             instance_id=self.config.instance_id,
@@ -337,7 +339,7 @@ class Agent:
             memory_free=memory_free(),
             rate_limited=sum(attempt.heard.look.rate_limited for attempt in running),
             waits={attempt.spec.job_id: attempt.waiting_for for attempt in running},
-            hung=[hung for attempt in running for hung in attempt.heard.look.hung][:MOST_HUNG],
+            hung=[hung.popleft() for _ in range(min(MOST_HUNG, len(hung)))],
         )
 
 

@@ -151,14 +151,14 @@ class Lookout:
             self._pulse.answer()
         answers = self._pulse.feel(time.monotonic(), self._in_loop)
         samples, at = inspect_internals.live_samples(), self._pulse.awake_s
-        hung = self._quiet.look(samples, at)[:MOST_HUNG]
+        hung = self._quiet.look(samples, at)
         if self._on_hung == "error":
             for sample, quiet in hung:
                 self._end(sample, quiet)
         look = JobLook(
             rate_limited=self._streaming.rate_limited,
             wait=phrase(samples, time.time()) + ("" if answers else "; its event loop is blocked"),
-            hung=[self._quiet.message(sample, quiet, at) for sample, quiet in hung],
+            hung=[self._quiet.message(sample, quiet, at) for sample, quiet in hung[:MOST_HUNG]],
         )
         if look != self._said and not self._over.is_set():
             self._said = look
