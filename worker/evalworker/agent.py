@@ -138,6 +138,7 @@ class Agent:
             attempt.save_partial()
         with self._changed:
             self._changed.wait_for(lambda: not self._running, AFTER_KILL_S)
+        self.worker.launcher.close()
         self.worker.keeper.stop()
         identity = {"fleet_id": self.config.fleet_id, "instance_id": self.config.instance_id, "ts": now()}
         self._post(WorkerDraining(**identity, reason=reason, handed_over=self.worker.handed_over), urgent=True)
