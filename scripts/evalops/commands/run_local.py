@@ -1,0 +1,136 @@
+"""`ies run local`: tasks and models in this process, by one call of Inspect's `eval_set`."""
+
+import os
+from pathlib import Path
+
+import click
+
+from evalops import ui
+from evalops.commands.options import check_run_id, refused
+from evalops.inspect_options import InspectCommand, apply_common_options, given_names, suppose, typed_arguments
+from evalops.logs import local_run, places
+from evalops.logs.metadata import Models
+from evalops.logs.survey import survey
+from evalops.planner import PlanError, plan
+from evalops.settings import settings
+from evalworker.contract import layout
+from evalworker.contract.documents import Manifest
+from evalworker.contract.ids import new_run_id
+from evalworker.inspect_internals import InspectRefused
+from evalworker.storage import Storage
+
+
+@click.command(name="local", cls=InspectCommand, in_process=True)
+@click.option("--run-id", callback=check_run_id, help="Retry this run, wherever it failed: what is finished is kept.")
+@click.option("--force", is_flag=True, help="Retry although tasks, models or Inspect's version differ from the run's.")
+@click.option("--json", "as_json_", is_flag=True, help="Print the run's id and directory as one line of JSON.")
+@click.pass_context
+def run_local(ctx: click.Context, run_id: str | None, force: bool, as_json_: bool) -> None:
+    """Run tasks here; the logs go to <root>/logs/working/<RUN_ID>/, as those of every other way to run.
+
+    Prints the RUN_ID first. With --run-id alone, the run's own tasks and models are retried.
+    """
+    with refused():
+        storage = places.root()
+        manifest = _manifest(storage, run_id) if run_id else None
+        if manifest is not None:
+            _as_before(ctx, manifest)
+        typed = typed_arguments(ctx)
+        apply_common_options(ctx)
+        os.environ.update(typed.environment)
+        submission = _planned(typed)
+        if manifest is not None:
+            _check(manifest, submission, force)
+        storage.probe()
+        ended = _run(storage, run_id, manifest, submission, typed.environment, as_json_)
+    raise SystemExit(0 if ended else ui.EXIT_FAILURES)
+
+
+def _manifest(storage: Storage, run_id: str) -> Manifest | None:
+    problems: list[str] = []
+    from evalops.logs.survey import document
+
+    manifest = document(storage, layout.manifest(run_id), Manifest, problems)
+    if problems:
+        ui.fail(problems[0])
+    return manifest
+
+
+def _as_before(ctx: click.Context, manifest: Manifest) -> None:
+    """Take from the manifest what was not typed, and go to where the run was submitted."""
+    tasks, models = given_names(ctx)
+    suppose(
+        ctx,
+        tasks=None if tasks else list(dict.fromkeys(job.task for job in manifest.jobs)),
+        models=None if models else list(dict.fromkeys(job.model for job in manifest.jobs)),
+    )
+    folder = local_run.submit_directory(manifest)
+    if folder is not None:
+        os.chdir(folder)
+    else:
+        ui.note(f"warning: the run was submitted from another machine ({manifest.submit_dir}); this directory is used")
+
+
+def _planned(typed: object) -> local_run.Submission:
+    from evalops.inspect_options import TypedArguments
+
+    assert isinstance(typed, TypedArguments)
+    try:
+        jobs = plan(
+            typed.tasks,
+            typed.models,
+            typed.arguments,
+            typed.result_arguments,
+            Path.cwd(),
+            environment=typed.environment,
+            warn=lambda text: ui.note(f"warning: {text}"),
+        )
+    except PlanError as error:
+        ui.fail(error.sentence, error.exit)
+    return local_run.Submission(typed.tasks, typed.models, typed.arguments, jobs)
+
+
+def _check(manifest: Manifest, submission: local_run.Submission, force: bool) -> None:
+    found = local_run.differences(manifest, submission.jobs)
+    if found and not force:
+        ui.fail(f"This is not the run {manifest.fleet_id}: {'; '.join(found)}. --force retries it all the same.")
+    for difference in found:
+        ui.note(f"warning: {difference}")
+
+
+def _run(
+    storage: Storage,
+    run_id: str | None,
+    manifest: Manifest | None,
+    submission: local_run.Submission,
+    environment: dict[str, str],
+    as_json_: bool,
+) -> bool:
+    """Run it; True when every job of this call has a log that succeeded."""
+    fresh = run_id is None
+    run_id = run_id or new_run_id()
+    place = places.of_run(run_id, storage)
+    if as_json_:
+        ui.emit_json({"run_id": run_id, "log_dir": place.url, "jobs": len(submission.jobs)})
+    else:
+        click.echo(run_id)
+    for said in [] if fresh else local_run.clear_the_way(place):
+        ui.note(said)
+    if manifest is None:
+        manifest = local_run.new_manifest(run_id, submission, environment, settings().owner)
+        storage.put(layout.manifest(run_id), manifest.to_bytes())
+    round_, _ = local_run.next_round(storage, run_id)
+    with local_run.alive(storage, run_id, round_):
+        try:
+            local_run.run(place, submission, dirty=not fresh)
+        except InspectRefused as error:
+            ui.fail(str(error))
+    return _all_well(place, submission)
+
+
+def _all_well(place: places.Place, submission: local_run.Submission) -> bool:
+    """What the stored logs say: an interrupted eval_set returns success."""
+    seen = survey(place, Models().price)
+    ui.note(seen.headline)
+    good = {(row.task.rsplit("/", 1)[-1], row.model) for row in seen.rows if row.state == "success"}
+    return all((job.name.rsplit("/", 1)[-1], job.model) in good for job in submission.jobs)
