@@ -387,6 +387,12 @@ def test_conflicts_for_ever_end(stubbed: Any) -> None:
         store.create("a", b"1")
 
 
+def test_the_consoles_folders_are_no_objects(bucket: S3Storage) -> None:
+    bucket._client.put_object(Bucket=bucket.bucket, Key="w/", Body=b"")
+    bucket.put("w/a", b"x")
+    assert [info.key for info in bucket.list("")] == ["w/a"]
+
+
 class CutOff:
     """The next PUT is carried out, but its answer never arrives."""
 

@@ -14,7 +14,8 @@ from evalworker.contract.jsonio import canonical
 
 _RUN_ID = re.compile(
     r"(?P<stamp>\d{4}-\d{2}-\d{2}-\d{2}-\d{2}-\d{2})(-[0-9a-f]{8})?"
-    r"|\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}\+\d{2}-\d{2}-[0-9a-f]{4,8}"
+    r"|\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}\+\d{2}-\d{2}-[0-9a-f]{4,8}",
+    re.ASCII,
 )
 _JOB_ID = re.compile(r"[0-9a-f]{16}")
 

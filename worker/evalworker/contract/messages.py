@@ -181,6 +181,7 @@ def fit(message: FromWorker, limit: int = MAX_MESSAGE_BYTES) -> str:
         raise ValueError(f"a {message.type} message of {len(text)} bytes cannot be cut to {limit}")
     return text
 
+        body["model_usage"] = dict(list(body["model_usage"].items())[:50])
 
 def _cut(value: Any, longest: int) -> Any:
     """A copy in which no text is longer than `longest` characters and no list longer than that either."""

@@ -140,7 +140,8 @@ class S3Storage:
         for page in self._pages(prefix):
             for item in page.get("Contents", []):
                 key = item["Key"][len(self._prefix) :]
-                yield Info(key, item["Size"], item["ETag"], item["LastModified"])
+                if not key.endswith("/"):  # the console's folders are no objects of ours
+                    yield Info(key, item["Size"], item["ETag"], item["LastModified"])
 
     def list_dirs(self, prefix: str) -> Iterator[str]:
         """See Storage."""
