@@ -22,7 +22,7 @@ from evalops.logs.metadata import (
 )
 from evalworker.contract import layout
 from evalworker.contract.ids import BadId
-from evalworker.contract.jsonio import dumps, finite, portable
+from evalworker.contract.jsonio import dump_bytes, finite
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog
@@ -169,7 +169,7 @@ def build(
         remarks.append(f"task version {log.eval.task_version} is written as {version}")
     if not official:
         remarks.append(f"appears as {PACKAGE}{name}")
-    return Ready(dumps(document).encode("ascii"), document, tuple(remarks))
+    return Ready(dump_bytes(document), document, tuple(remarks))
 
 
 def dashboard_version(version: int | str) -> int | None:
@@ -196,22 +196,22 @@ def _document(
     """All keys of schema 1.1 but the costs, in plain strict JSON values."""
     assert log.results is not None
     evaluation, task = known
-    spec = portable(finite(log.eval.model_dump(mode="json")))
+    spec = finite(log.eval.model_dump(mode="json"))
     original = log.eval.task
     if version != log.eval.task_version:
         spec["metadata"] = {"full_task_version": log.eval.task_version} | (spec["metadata"] or {})
     spec["task"], spec["task_version"] = PACKAGE + original.rsplit("/", 1)[-1], version
     if spec["task"] != original:
         spec["metadata"] = {"original_task": original} | (spec["metadata"] or {})
-    results = portable(log.results.model_dump(mode="json"))
+    results = log.results.model_dump(mode="json")
     results["scores"] = [kept for score in results["scores"] if (kept := _readable(score))["metrics"]]
     return {
         "schema_version": SCHEMA_VERSION,
         "location": location,
         "eval": spec,
-        "plan": portable(finite(log.plan.model_dump(mode="json"))),
+        "plan": finite(log.plan.model_dump(mode="json")),
         "results": finite(results),
-        "stats": portable(finite(log.stats.model_dump(mode="json"))),
+        "stats": finite(log.stats.model_dump(mode="json")),
         "reductions": [],
         "eval_metadata": evaluation.model_dump(mode="json", exclude={"tasks"})
         | {"tasks": [entry.model_dump(mode="json") for entry in evaluation.tasks]},
