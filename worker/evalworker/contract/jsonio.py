@@ -35,6 +35,24 @@ def canonical(value: Any) -> str:
     return json.dumps(finite(value), allow_nan=False, separators=(",", ":"), sort_keys=True)
 
 
+def portable(value: Any) -> Any:
+    """A copy that any JSON reader can hold: plain types, finite numbers, no lone surrogates (written out as `\\udXXX`).
+
+    For what a model, a scorer or a task produced. What is no JSON value becomes its text, bounded.
+    """
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {str(portable(str(key))): portable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [portable(item) for item in value]
+    return portable(repr(value)[:1024])
+
+
 def finite(value: Any) -> Any:
     """A copy in which each number that JSON cannot hold is None."""
     if isinstance(value, float):
