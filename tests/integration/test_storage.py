@@ -5,6 +5,7 @@ import functools
 import os
 import shutil
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -301,6 +302,16 @@ def test_unfinished_files_are_never_listed(tmp_path: Path) -> None:
     store.put("w/.buffer/1", b"x")
     (tmp_path / "logs/fleet/w/.0123456789abcdef.part").write_bytes(b"of a killed writer")
     assert [info.key for info in store.list("")] == ["w/.buffer/1"]
+
+
+def test_tags_do_not_depend_on_the_kernels_coarse_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tick is some milliseconds: files of one size in a reused inode would be taken for the same content."""
+    store = LocalStorage(tmp_path)
+    assert len({store.put("a", b"%03d" % index) for index in range(300)}) == 300
+    exact = 1_700_000_000_123_456_789
+    monkeypatch.setattr(time, "time_ns", lambda: exact)
+    store.put("a", b"x")
+    assert (tmp_path / "logs/fleet/a").stat().st_mtime_ns == exact
 
 
 def test_a_full_disk_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
