@@ -11,7 +11,9 @@ from evalworker.contract import layout
 
 @click.command()
 @click.option("--run-id", required=True, callback=check_run_id, help="The run whose files are promoted.")
-@click.option("--to", "environment", type=click.Choice(layout.ENVIRONMENTS), default="stage", show_default=True, help="Where to.")
+@click.option(
+    "--to", "environment", type=click.Choice(layout.ENVIRONMENTS), default="stage", show_default=True, help="Where to."
+)
 @click.option("--with-logs", is_flag=True, help="Move the .eval logs along with their zips.")
 @click.option("--replace", is_flag=True, help="Take the place of other runs of the same task and model.")
 @dry_run_option

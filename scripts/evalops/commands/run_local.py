@@ -7,10 +7,17 @@ import click
 
 from evalops import ui
 from evalops.commands.options import check_run_id, refused
-from evalops.inspect_options import InspectCommand, apply_common_options, given_names, suppose, typed_arguments
+from evalops.inspect_options import (
+    InspectCommand,
+    TypedArguments,
+    apply_common_options,
+    given_names,
+    suppose,
+    typed_arguments,
+)
 from evalops.logs import local_run, places
 from evalops.logs.metadata import Models
-from evalops.logs.survey import survey
+from evalops.logs.survey import document, survey
 from evalops.planner import PlanError, plan
 from evalops.settings import settings
 from evalworker.contract import layout
@@ -33,31 +40,32 @@ def run_local(ctx: click.Context, run_id: str | None, force: bool, as_json_: boo
     with refused():
         storage = places.root()
         manifest = _manifest(storage, run_id) if run_id else None
-        if manifest is not None:
-            _as_before(ctx, manifest)
+        bare = manifest is not None and _as_before(ctx, manifest)
         typed = typed_arguments(ctx)
         apply_common_options(ctx)
+        if manifest is not None and bare:
+            typed = local_run.as_before(typed, manifest)
         os.environ.update(typed.environment)
         submission = _planned(typed)
         if manifest is not None:
             _check(manifest, submission, force)
         storage.probe()
+        if run_id and not force and (busy := local_run.living_owner(storage, run_id)):
+            ui.fail(f"{busy}; stop it first, or --force if you know that it has gone.")
         ended = _run(storage, run_id, manifest, submission, typed.environment, as_json_)
     raise SystemExit(0 if ended else ui.EXIT_FAILURES)
 
 
 def _manifest(storage: Storage, run_id: str) -> Manifest | None:
     problems: list[str] = []
-    from evalops.logs.survey import document
-
     manifest = document(storage, layout.manifest(run_id), Manifest, problems)
     if problems:
         ui.fail(problems[0])
     return manifest
 
 
-def _as_before(ctx: click.Context, manifest: Manifest) -> None:
-    """Take from the manifest what was not typed, and go to where the run was submitted."""
+def _as_before(ctx: click.Context, manifest: Manifest) -> bool:
+    """Take from the manifest what was not typed, and go to where the run was submitted. True when nothing was typed."""
     tasks, models = given_names(ctx)
     suppose(
         ctx,
@@ -69,12 +77,10 @@ def _as_before(ctx: click.Context, manifest: Manifest) -> None:
         os.chdir(folder)
     else:
         ui.note(f"warning: the run was submitted from another machine ({manifest.submit_dir}); this directory is used")
+    return not tasks and not models
 
 
-def _planned(typed: object) -> local_run.Submission:
-    from evalops.inspect_options import TypedArguments
-
-    assert isinstance(typed, TypedArguments)
+def _planned(typed: TypedArguments) -> local_run.Submission:
     try:
         jobs = plan(
             typed.tasks,
@@ -119,8 +125,7 @@ def _run(
     if manifest is None:
         manifest = local_run.new_manifest(run_id, submission, environment, settings().owner)
         storage.put(layout.manifest(run_id), manifest.to_bytes())
-    round_, _ = local_run.next_round(storage, run_id)
-    with local_run.alive(storage, run_id, round_):
+    with local_run.alive(storage, run_id):
         try:
             local_run.run(place, submission, dirty=not fresh)
         except InspectRefused as error:

@@ -5,10 +5,6 @@ lives; what came out is decided from the stored logs alone, because an interrupt
 """
 
 import contextlib
-import importlib.metadata
-import os
-import socket
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,10 +12,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from evalops.fleet.submit import controller_name, git_state, versions
+from evalops.inspect_options import TypedArguments, changes_results, without_base_url
+from evalops.logs import rows
 from evalops.logs.places import Place
 from evalops.logs.reading import list_directory, read_all
 from evalops.logs.summarise import derived
-from evalworker.arguments import CannotEncode, encode
+from evalops.logs.survey import process_alive
+from evalworker.arguments import CannotEncode, decode, encode
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Manifest
 from evalworker.contract.wire import now
@@ -29,7 +29,9 @@ BEAT_S = 30.0
 DEADLINE = timedelta(days=7)
 """Nothing enforces it; after it a run whose process nobody can see counts as dead."""
 
-INSPECT = "inspect_ai"
+INSPECT = "inspect-ai"
+_NOT_KEPT = frozenset({"display", "ctl_server", "log_dir_allow_dirty"})
+"""Arguments of a fleet's jobs that have no meaning for a person's own terminal."""
 
 
 class RetryRefused(ValueError):
@@ -46,14 +48,6 @@ class Submission:
     jobs: list[JobSpec]
 
 
-def versions() -> dict[str, str]:
-    """The versions that decide whether a retry recognises finished work."""
-    found = {INSPECT: importlib.metadata.version("inspect-ai")}
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        found["inspect_evals"] = importlib.metadata.version("inspect-evals")
-    return found
-
-
 def differences(manifest: Manifest, jobs: Sequence[JobSpec]) -> list[str]:
     """How a retry differs from the run: one clause each; a subset of its jobs is no difference."""
     planned = {job.job_id: job for job in manifest.jobs}
@@ -64,8 +58,37 @@ def differences(manifest: Manifest, jobs: Sequence[JobSpec]) -> list[str]:
         found.append(f"the run has {', '.join(known[:6])}{more}, with its own arguments")
     before, today = manifest.versions.get(INSPECT), versions()[INSPECT]
     if before is not None and before != today:
-        found.append(f"it was run with Inspect {before}, and {today} is installed here, which may not recognise its finished work")
+        found.append(
+            f"it was run with Inspect {before}, and {today} is installed here, which may not recognise its finished work"
+        )
     return found
+
+
+def as_before(typed: TypedArguments, manifest: Manifest) -> TypedArguments:
+    """The run's own arguments and models, with what was typed on top: for a retry that names neither tasks nor models."""
+    kept = {name: value for name, value in decode(manifest.arguments).items() if name not in _NOT_KEPT}
+    arguments = kept | typed.arguments
+    environment = manifest.environment | typed.environment
+    chosen = {name: value for name, value in arguments.items() if changes_results(name) and name != "task_args"}
+    if environment:
+        chosen["env"] = dict(environment)
+    results = {name: without_base_url(value) for name, value in encode(chosen).items()}
+    models = [decode({"model": model})["model"] for model in manifest.models]
+    return TypedArguments(typed.tasks, models, arguments, results, environment)
+
+
+def living_owner(storage: Storage, run_id: str) -> str | None:
+    """Why the run must be left alone, None when nobody is running it: two owners of one directory steal from each other."""
+    control = _last_control(storage, run_id)
+    alive, clause = rows.owner(control, now(), process_alive(control.controller) if control else None)
+    return f"{control.controller} is running it ({clause})" if alive and control else None
+
+
+def _last_control(storage: Storage, run_id: str) -> Control | None:
+    try:
+        return Control.from_json(storage.get(layout.control(run_id)).body)
+    except Missing:
+        return None
 
 
 def submit_directory(manifest: Manifest) -> Path | None:
@@ -88,8 +111,8 @@ def new_manifest(run_id: str, submission: Submission, environment: dict[str, str
         code_root=str(Path.cwd()),
         environment=environment,
         versions=versions(),
+        git=git_state(Path.cwd()),
         owner=owner,
-        command=[Path(sys.argv[0]).name, "run", "local"],
     )
 
 
@@ -119,25 +142,17 @@ def clear_the_way(place: Place) -> list[str]:
     return said
 
 
-def next_round(storage: Storage, run_id: str) -> tuple[int, Control | None]:
-    """The number of the round that begins, and the control document of the last one."""
-    try:
-        last = Control.from_json(storage.get(layout.control(run_id)).body)
-    except Missing:
-        return 1, None
-    return last.round + 1, last
-
-
 @contextlib.contextmanager
-def alive(storage: Storage, run_id: str, round_: int) -> Iterator[None]:
+def alive(storage: Storage, run_id: str) -> Iterator[None]:
     """Beat in the run's control document for as long as the block runs, and say `ended` after it."""
+    last = _last_control(storage, run_id)
     control = Control(
         fleet_id=run_id,
-        round=round_,
+        round=last.round + 1 if last else 1,
         state="running",
         deadline=now() + DEADLINE,
         beat=now(),
-        controller=f"{socket.gethostname()}:{os.getpid()}",
+        controller=controller_name(),
     )
     key = layout.control(run_id)
     storage.put(key, control.to_bytes())

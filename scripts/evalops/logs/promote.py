@@ -1,8 +1,8 @@
 """Moving a run's dashboard files to where the dashboard reads them: first a plan, then steps that may be cut off anywhere.
 
-Called by `ies promote` and by what publishes finished runs. For each log the zip is copied first and the JSON written last; each is verified
-by size and checksum before its source goes, and the source JSON goes last of all: while it is there, the move is not finished, and the
-same call again finishes it. Nothing else remembers progress.
+Called by `ies promote` and by what publishes finished runs. For each log the zip is copied first and the JSON written last; each
+is verified by size and checksum before its source goes, and the source JSON goes last of all: while it is there, the move is not
+finished, and the same call again finishes it. Nothing else remembers progress.
 """
 
 import hashlib
@@ -107,14 +107,14 @@ def _move(storage: Storage, key: str, names: set[str], environment: str, run_id:
         document["location"] = storage.url(target)
     steps.append(Step("write", key, target + layout.DASHBOARD_SUFFIX, dump_bytes(document)))
     others = _others(storage, layout.promoted_pair(environment, task, model), run_id)
-    steps += [Step("rename", other, other.removesuffix(layout.DASHBOARD_SUFFIX) + layout.REPLACED_SUFFIX) for other in others]
+    steps += [
+        Step("rename", other, other.removesuffix(layout.DASHBOARD_SUFFIX) + layout.REPLACED_SUFFIX) for other in others
+    ]
     steps += [Step("delete", source) for source in (*sources, key)]
     return Move(name, task, model, prefix, tuple(steps), tuple(sorted({other.rsplit("/", 2)[-2] for other in others})))
 
 
-def _log_to_move(
-    storage: Storage, log: str, target: str, names: set[str], run_id: str, with_logs: bool
-) -> str | None:
+def _log_to_move(storage: Storage, log: str, target: str, names: set[str], run_id: str, with_logs: bool) -> str | None:
     """The key of the `.eval` that goes along: when it is asked for, and always from where it was promoted to before."""
     if log in names:
         return log if with_logs or not log.startswith(layout.WORKING) else None
@@ -132,7 +132,9 @@ def _document(storage: Storage, key: str) -> dict[str, Any]:
         if not all(isinstance(document["eval"][name], str) for name in ("task", "model")) or not document["results"]:
             raise KeyError("eval")
     except (ValueError, KeyError, TypeError):
-        raise PromoteError(f"{storage.url(key)} is no dashboard file; remove it and run `ies summarize` again") from None
+        raise PromoteError(
+            f"{storage.url(key)} is no dashboard file; remove it and run `ies summarize` again"
+        ) from None
     return document  # type: ignore[no-any-return]
 
 
@@ -142,7 +144,9 @@ def _others(storage: Storage, pair: str, run_id: str) -> list[str]:
     return [key for key in found if key[len(pair) :].split("/", 1)[0] != run_id]
 
 
-def carry_out(storage: Storage, moves: Sequence[Move], done: Callable[[Move, Step], None] = lambda move, step: None) -> None:
+def carry_out(
+    storage: Storage, moves: Sequence[Move], done: Callable[[Move, Step], None] = lambda move, step: None
+) -> None:
     """Do all steps of all moves, in order. Raises PromoteError or StorageError; what was done stays done."""
     for move in moves:
         for step in move.steps:

@@ -75,16 +75,17 @@ def read_all(
     storage: Storage, infos: Sequence[Info], cache: FactsCache | None = None, done: Callable[[], None] = lambda: None
 ) -> list[Listed]:
     """The facts of many logs, in the order given; what the cache knows of the same content is not read again."""
-    known: dict[str, Facts | None] = {info.key: cache.get(info) for info in infos} if cache else {}
-    fresh = [info for info in infos if known.get(info.key) is None]
+    known = {info.key: cache.get(info) if cache else None for info in infos}
+    fresh = [info for info in infos if known[info.key] is None]
     if fresh:
         import inspect_ai.log  # noqa: F401 - once, before the threads need it
     with ThreadPoolExecutor(THREADS) as pool:
-        for info, facts in zip(fresh, pool.map(lambda info: _read_and_tell(storage, info, done), fresh), strict=True):
-            known[info.key] = facts
+        for info, found in zip(fresh, pool.map(lambda info: _read_and_tell(storage, info, done), fresh), strict=True):
+            known[info.key] = found
+    listed = [Listed(info, facts) for info in infos if (facts := known[info.key]) is not None]
     if cache:
-        cache.put([(info, facts) for info in infos if (facts := known[info.key]) is not None])
-    return [Listed(info, facts) for info in infos if (facts := known[info.key]) is not None]
+        cache.put((one.info, one.facts) for one in listed)
+    return listed
 
 
 def _read_and_tell(storage: Storage, info: Info, done: Callable[[], None]) -> Facts:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypeVar
 
-from evalops.logs import cost, rows
+from evalops.logs import cost
+from evalops.logs import rows as state
 from evalops.logs.cache import FactsCache
 from evalops.logs.choose import Chosen, choose
 from evalops.logs.events import Progress, read_events
@@ -32,8 +33,8 @@ class Survey:
     place: Place
     directory: Directory
     chosen: list[Chosen]
-    rows: list[rows.Row]
-    around: rows.Surroundings
+    rows: list[state.Row]
+    around: state.Surroundings
     manifest: Manifest | None
     control: Control | None
     problems: list[str]
@@ -41,7 +42,7 @@ class Survey:
     @property
     def headline(self) -> str:
         """The line on top of the table."""
-        return rows.headline(self.rows, self.around, self.place.run_id)
+        return state.headline(self.rows, self.around, self.place.run_id)
 
 
 def survey(
@@ -64,15 +65,15 @@ def survey(
     cache = FactsCache(place.url) if cached else None
     listed = read_all(place.storage, directory.logs, cache, started(len(directory.logs)))
     manifest = control = None
-    jobs: list[rows.Job] = []
+    jobs: list[state.Job] = []
     if place.run_id is not None:
         manifest = document(place.storage, layout.manifest(place.run_id), Manifest, problems)
         control = document(place.storage, layout.control(place.run_id), Control, problems)
-    alive, owner = rows.owner(control, clock(), process_alive(control.controller) if control else None)
+    alive, owner = state.owner(control, clock(), process_alive(control.controller) if control else None)
     chosen = choose(listed)
     if place.run_id is not None and manifest is not None:
         jobs = _jobs(place.storage, place.run_id, manifest, chosen, problems)
-    around = rows.Surroundings(
+    around = state.Surroundings(
         now=clock(),
         alive=alive,
         owner=owner,
@@ -80,7 +81,7 @@ def survey(
         writes=_writes(directory.others),
         backend=manifest.backend if manifest else "",
     )
-    return Survey(place, directory, chosen, rows.rows(chosen, around, price_of), around, manifest, control, problems)
+    return Survey(place, directory, chosen, state.rows(chosen, around, price_of), around, manifest, control, problems)
 
 
 def document(storage: Storage, key: str, kind: type[D], problems: list[str]) -> D | None:
@@ -128,10 +129,10 @@ def _writes(others: Mapping[str, Info]) -> dict[str, datetime]:
 
 def _jobs(
     storage: Storage, run_id: str, manifest: Manifest, chosen: list[Chosen], problems: list[str]
-) -> list[rows.Job]:
+) -> list[state.Job]:
     """The planned jobs; of those that have no log, what the fleet's own objects say of them."""
-    jobs = [rows.Job(spec) for spec in manifest.jobs]
-    bare = [job for job in jobs if not any(rows.fits(job.spec, one.log.facts) for one in chosen)]
+    jobs = [state.Job(spec) for spec in manifest.jobs]
+    bare = [job for job in jobs if not any(state.fits(job.spec, one.log.facts) for one in chosen)]
     if not bare:
         return jobs
     try:
@@ -148,8 +149,8 @@ def _jobs(
 
 def _tell(
     storage: Storage, run_id: str, spec: JobSpec, names: set[str], progress: Progress, problems: list[str]
-) -> rows.Job:
-    job = rows.Job(spec)
+) -> state.Job:
+    job = state.Job(spec)
     ends = sorted(key for key in names if key.startswith(f"{run_id}/{spec.job_id}.done-"))
     if ends:
         done = document(storage, ends[-1], JobDone, problems)
