@@ -388,3 +388,23 @@ def test_help_shows_what_can_be_used() -> None:
 def test_json_and_detach_are_left_to_the_command() -> None:
     assert {name for name, kind in CLASSES.items() if isinstance(kind, Own)} == {"json_output", "detach"}
     assert not {"json_output", "detach"} & {param.name for param in inspect_options.inspect_params()}
+
+
+def commands_with_inspects_options(command: click.Command | None) -> list[InspectCommand]:
+    if isinstance(command, InspectCommand):
+        return [command]
+    if not isinstance(command, click.Group):
+        return []
+    ctx = click.Context(command)
+    below = (command.get_command(ctx, name) for name in command.list_commands(ctx))
+    return [found for child in below for found in commands_with_inspects_options(child)]
+
+
+def test_every_own_option_of_a_command_is_in_the_list() -> None:
+    from evalops.cli import ct, ies
+
+    commands = [command for root in (ct, ies) for command in commands_with_inspects_options(root)]
+    assert commands
+    for command in commands:
+        names = {name for param in command.params if isinstance(param, click.Option) for name in param.opts}
+        assert names - OWN_OPTIONS - SHARED_WITH_INSPECT == set(), f"{command.name}: add these to evalops.own_options"

@@ -34,6 +34,9 @@ LEAVE_WITHIN_S = 50.0
 CONTROLLER_SILENT_S = 600.0
 """When a budget is set and the controller has been silent for so long, nobody counts the money: no new job is taken."""
 
+PARTIAL_LOOK_S = 2.0
+"""Between two looks whether a job's partial log has grown."""
+
 RECEIVE_WAIT_S = 10
 """One long poll."""
 
@@ -105,6 +108,8 @@ class Agent:
         why = Category.CANCELLED if reason == "stopped" else Category.SPOT
         for attempt in running:
             attempt.interrupt(why)
+            if self.worker.control.at_once and attempt.process is not None:
+                attempt.process.kill()
         end = time.monotonic() + LEAVE_WITHIN_S
         with self._changed:
             self._changed.wait_for(lambda: not self._running, LEAVE_WITHIN_S)
@@ -234,11 +239,11 @@ class Agent:
     def _partials(self) -> None:
         """Keep the partial logs of what runs."""
         while self._leaving is None:
-            time.sleep(min(5.0, self.limits.partial_s))
+            time.sleep(min(PARTIAL_LOOK_S, self.limits.partial_s))
             with self._changed:
                 running = list(self._running.values())
             for attempt in running:
-                if attempt.partial_due(self.limits.partial_s):
+                if attempt.partial_due():
                     attempt.save_partial()
 
     # Messages

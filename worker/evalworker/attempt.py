@@ -93,9 +93,10 @@ class Attempt:
             except StorageError as error:
                 self.worker.log(f"job {self.spec.job_id}: the partial log was not kept: {error}")
 
-    def partial_due(self, every_s: float) -> bool:
-        """Whether it is time to keep the partial log again."""
-        due = time.monotonic() - self._saved_at >= every_s
+    def partial_due(self) -> bool:
+        """Whether there is something new to keep: at once when Inspect has copied its buffer, else every interval."""
+        every_s = self.worker.control.limits.partial_s
+        due = self._partial.synced or time.monotonic() - self._saved_at >= every_s
         if due:
             self._saved_at = time.monotonic()
         return due

@@ -261,7 +261,7 @@ def _report(order: Order, streaming: Any, failure: BaseException | None, before:
         error_type, error_message = type(failure).__name__, str(failure) or repr(failure)
         error_status = getattr(failure, "status_code", None)
     elif log is not None and log.header.status == "error" and log.header.error is not None and not streaming.errors:
-        error_type = exception_type(log.header.error.traceback)
+        error_type = exception_type(log.header.error.traceback, log.header.error.message)
         error_message = log.header.error.message
     facts: dict[str, Any] = {
         "error_type": error_type,

@@ -21,6 +21,19 @@ class PartialKeeper:
         self._log_dir = log_dir
         self._uploaded: dict[str, tuple[int, int]] = {}
 
+    @property
+    def synced(self) -> bool:
+        """Whether Inspect has copied its buffer since the last upload (it does so every `log_shared` seconds)."""
+        for manifest in self._log_dir.glob(".buffer/*/manifest.json"):
+            try:
+                stat = manifest.stat()
+            except FileNotFoundError:
+                continue
+            name = manifest.relative_to(self._log_dir).as_posix()
+            if self._uploaded.get(name) != (stat.st_mtime_ns, stat.st_size):
+                return True
+        return False
+
     def save(self) -> int:
         """Upload new and changed files, the buffer first so that the log never promises more than is there. Returns how many.
 

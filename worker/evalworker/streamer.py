@@ -42,6 +42,7 @@ class Streaming:
         last_try: the try of the task (counted from 1) whose errored samples are results; None if every one is.
         said: uuid of the last result of each sample.
         errors: what each errored sample of the current try ended with.
+        refusals: by execution uuid, class and HTTP status of the last refused model call.
         broken: samples that the hook could not report.
         rate_limited: model calls that were answered with a rate limit.
     """
@@ -52,7 +53,7 @@ class Streaming:
     tries: int = 0
     said: dict[tuple[str, int], str | None] = field(default_factory=dict)
     errors: dict[tuple[str, int], SampleError] = field(default_factory=dict)
-    statuses: dict[str, int] = field(default_factory=dict)
+    refusals: dict[str, tuple[str, int]] = field(default_factory=dict)
     broken: int = 0
     rate_limited: int = 0
     refused_key: SampleError | None = None
@@ -68,12 +69,15 @@ class Streaming:
         if error is None:
             self.errors.pop(key, None)
         else:
-            found = (exception_type(error.traceback), error.message[:1024], self.statuses.get(sample.uuid or ""))
+            name = exception_type(error.traceback, error.message)
+            refused, status = self.refusals.get(sample.uuid or "", ("", None))
+            # A status that was healed by a retry must not colour what the sample failed of afterwards.
+            found = (name, error.message[:1024], status if refused == name else None)
             self.errors[key] = found
             if classify_exception(*found) is Category.AUTH:
                 self._refuse(found)
                 will_retry = False
-        self.statuses.pop(sample.uuid or "", None)
+        self.refusals.pop(sample.uuid or "", None)
         self.sink(sample_done(sample, self.origin, will_retry=will_retry))
         if not will_retry:
             self.said[key] = sample.uuid
@@ -129,10 +133,10 @@ class FleetSampleStreamer(Hooks):
             _streaming.broken += 1
 
     async def on_model_retry(self, data: ModelRetry) -> None:
-        """Keep the status of the sample's last refused call, and count rate limits."""
+        """Keep how the sample's last call was refused, and count rate limits."""
         if _streaming is None:
             return
         if data.sample_id and data.status_code:
-            _streaming.statuses[data.sample_id] = data.status_code
+            _streaming.refusals[data.sample_id] = (data.exception_type or "", data.status_code)
         if data.status_code in RATE_LIMIT_STATUS:
             _streaming.rate_limited += 1

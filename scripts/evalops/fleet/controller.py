@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from evalops.fleet import lanes
 from evalops.fleet.ledger import JobState, Ledger, Outcome
+from evalops.fleet.recovery import LostMessages
 from evalops.fleet.stream import EventStream
 from evalops.fleet.view import ProgressLine
 from evalops.fleet.workers import Lost, Pool
@@ -83,6 +84,7 @@ class SeenWorker:
     online: bool = False
     beat: float = 0.0
     rate_limited: int = 0
+    running: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -130,6 +132,7 @@ class Controller:
         self._verdict: Verdict | None = None
         self._stopping_since: float | None = None
         self._last: dict[str, float] = {}
+        self._lost_messages = LostMessages()
         self._troubles: set[str] = set()
 
     @property
@@ -156,6 +159,8 @@ class Controller:
         self._send_due()
         if self._every("dead letters", DEAD_LETTERS_S):
             self._read_dead_letters()
+        if self._every("lost messages", 2 * self.control.limits.heartbeat_s):
+            self._find_lost_messages()
         if self._every("beat", BEAT_S):
             self._beat()
         self._react()
@@ -216,6 +221,7 @@ class Controller:
             self._write(self.ledger.attempt(message))
         elif isinstance(message, Heartbeat):
             worker.rate_limited = message.rate_limited
+            worker.running = frozenset(message.running)
         else:
             self._lifecycle(message, worker)
 
@@ -318,6 +324,25 @@ class Controller:
                         job, "failed", Category.CRASH, "its message was received 20 times and no attempt came to an end"
                     )
                 self._dead.delete([received.receipt])
+
+    def _find_lost_messages(self) -> None:
+        """Send again what an earlier controller had decided on and not sent before it was killed."""
+        if self._stopping_since is not None:
+            return
+        fresh = time.monotonic() - LOST_AFTER_S
+        with self._surviving("the job queue"):
+            lost = self._lost_messages.look(
+                open_jobs=[job.spec.job_id for job in self.ledger.open_jobs],
+                running={job for worker in self._workers.values() if worker.beat > fresh for job in worker.running},
+                scheduled={due.message.job_id for due in self._due},
+                counts=self._jobs.counts(),
+            )
+            for job_id in lost:
+                job = self.ledger.jobs[job_id]
+                self.stream.append(
+                    [{"type": "warning", "job_id": job_id, "text": "the job's message was lost and is sent again"}]
+                )
+                self._jobs.send([self._message(job).to_json()])
 
     def _end_job(self, job: JobState, status: Literal["failed", "cancelled"], category: Category, why: str) -> None:
         """End a job in the controller's name, unless a worker has ended it: the done document decides."""

@@ -22,13 +22,15 @@ from evalops.fleet.view import ProgressLine
 from evalops.fleet.workers import LocalPool, default_slots
 from evalops.settings import Settings
 from evalops.ui import EXIT_USAGE, fail
+from evalworker import aws
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Limits, Manifest
 from evalworker.contract.ids import new_run_id
 from evalworker.contract.wire import Unreadable, now
+from evalworker.queues import Queue, QueueError
 from evalworker.storage import Denied, Missing, Storage, StorageError, open_storage
 
-LOCAL_LIMITS = Limits(visibility_s=30, heartbeat_s=5.0, control_s=1.0)
+LOCAL_LIMITS = Limits(visibility_s=15, heartbeat_s=5.0, control_s=1.0)
 """On one machine, looking is cheap: workers notice everything sooner than on AWS."""
 
 CONTROLLER_ALIVE_S = 60.0
@@ -121,11 +123,18 @@ def start(
 
 
 def resume(settings: Settings, storage: Storage, request: Request, manifest: Manifest) -> Controller | None:
-    """A new round of a run that has ended: what has not completed runs again. None when everything has completed."""
+    """A new round of a run that has ended: what has not completed runs again. None when everything has completed.
+
+    A run that goes on without a controller is driven on instead; one whose queues are gone has ended without saying so.
+    """
     stored = storage.get(layout.control(manifest.fleet_id))
     control = Control.from_json(stored.body)
     if control.state != "ended":
-        return attach(settings, storage, request, manifest)
+        refuse_if_driven(manifest.fleet_id, control)
+        lane = lanes.find(storage, manifest.fleet_id)
+        if lane is not None and _answers(lane):
+            return attach(settings, storage, request, manifest)
+        _end_workers(settings, manifest)
     ledger = Ledger(manifest.jobs, control.round)
     stream = EventStream(storage, manifest.fleet_id, fleet_folder(manifest.fleet_id) / "events.jsonl")
     for event in stream.restore():
@@ -137,6 +146,7 @@ def resume(settings: Settings, storage: Storage, request: Request, manifest: Man
         update={
             "round": control.round + 1,
             "state": "running",
+            "at_once": False,
             "deadline": now() + request.deadline,
             "beat": now(),
             "controller": controller_name(),
@@ -147,6 +157,23 @@ def resume(settings: Settings, storage: Storage, request: Request, manifest: Man
     return _begin(settings, storage, request, manifest, control, etag, ledger)
 
 
+def _answers(lane: Lane) -> bool:
+    """Whether a lane's queues can be reached: those of this machine end with it."""
+    try:
+        Queue(aws.sqs(lane), lane.events).counts()
+    except QueueError:
+        return False
+    return True
+
+
+def _end_workers(settings: Settings, manifest: Manifest) -> None:
+    """End the workers of this machine that a dead controller and a dead queue have left behind."""
+    if manifest.work_dir is not None:
+        pool = LocalPool(settings.root, manifest.fleet_id, "", Path(manifest.work_dir), 1, os.environ)
+        pool.adopt()
+        pool.stop()
+
+
 def attach(settings: Settings, storage: Storage, request: Request, manifest: Manifest) -> Controller:
     """Drive a fleet on whose controller has gone; refused while that one lives."""
     fleet_id = manifest.fleet_id
@@ -154,9 +181,7 @@ def attach(settings: Settings, storage: Storage, request: Request, manifest: Man
     control = Control.from_json(stored.body)
     if control.state == "ended":
         fail(f"the fleet {fleet_id} has ended; --run-id {fleet_id} runs again what did not complete")
-    age = (now() - control.beat).total_seconds()
-    if age < CONTROLLER_ALIVE_S and not _is_dead(control.controller):
-        fail(f"the fleet {fleet_id} is driven by {control.controller} (last seen {age:.0f} s ago); stop that one first")
+    refuse_if_driven(fleet_id, control)
     lane = lanes.find(storage, fleet_id)
     if lane is None:
         fail(f"the fleet {fleet_id} owns no lane any more; --run-id {fleet_id} runs again what did not complete")
@@ -167,6 +192,8 @@ def attach(settings: Settings, storage: Storage, request: Request, manifest: Man
     )
     for event in controller.stream.restore():
         controller.ledger.replay(event)
+    if control.state == "running" and controller.pool.adopt() == 0:
+        controller.start_workers()
     return controller
 
 
@@ -253,6 +280,18 @@ def limits_of(request: Request) -> Limits:
 def controller_name() -> str:
     """Which process drives a fleet: `host:pid`."""
     return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def refuse_if_driven(fleet_id: str, control: Control) -> None:
+    """One controller a fleet: a second one is refused with the name of the first."""
+    if not controller_gone(control):
+        age = (now() - control.beat).total_seconds()
+        fail(f"the fleet {fleet_id} is driven by {control.controller} (last seen {age:.0f} s ago); stop that one first")
+
+
+def controller_gone(control: Control) -> bool:
+    """Whether nobody drives the fleet: its controller was of this machine and is no more, or has been silent for long."""
+    return _is_dead(control.controller) or (now() - control.beat).total_seconds() > CONTROLLER_ALIVE_S
 
 
 def _is_dead(controller: str) -> bool:

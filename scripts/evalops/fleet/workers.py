@@ -38,6 +38,9 @@ class Pool(Protocol):
     def start(self, count: int) -> None:
         """Launch `count` more workers."""
 
+    def adopt(self) -> int:
+        """Take over the fleet's workers that still run; how many there are."""
+
     def ended(self) -> list[Lost]:
         """Workers that have ended since the last call, each once."""
 

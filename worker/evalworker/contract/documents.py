@@ -67,8 +67,9 @@ class Limits(Part):
 class Control(Wire):
     """What the controller tells the workers; written by the controller alone, read by workers every few seconds.
 
-    `state`: `running`; `draining` (finish what runs, take nothing new); `stopping` (interrupt what runs, keep partial logs);
-    `ended`. `beat` is the controller's last sign of life; `round` is the current one, messages of older rounds are deleted.
+    `state`: `running`; `draining` (finish what runs, take nothing new); `stopping` (interrupt what runs, keep partial logs; with
+    `at_once`, without letting jobs flush); `ended`. `beat` is the controller's last sign of life; `round` is the current one,
+    messages of older rounds are deleted. `ct fleet stop` alone writes it from outside.
     """
 
     type: Literal["control"] = "control"
@@ -77,6 +78,7 @@ class Control(Wire):
     state: Literal["running", "draining", "stopping", "ended"]
     deadline: datetime
     beat: datetime
+    at_once: bool = False
     budgeted: bool = False
     controller: str = ""
     limits: Limits = Limits()
