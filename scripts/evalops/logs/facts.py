@@ -238,4 +238,4 @@ def _metric(name: str, value: Any) -> Metric:
 def _error_type(log: "EvalLog") -> str:
     from evalworker.contract.failures import exception_type
 
-    return exception_type(log.error.traceback or "") if log.error else ""
+    return exception_type(log.error.traceback or "", log.error.message) if log.error else ""

@@ -200,7 +200,7 @@ def state_of(facts: Facts, age_s: float, around: Surroundings) -> tuple[State, s
     if facts.status in ("error", "cancelled"):
         return facts.status, shorten(facts.error or "")
     if facts.hollow:
-        return "error", "it says success, but no sample completed"
+        return "error", f"it says success, but {'no sample completed' if not facts.completed else 'it has no results'}"
     remarks = [facts.limited] if facts.limited else []
     if facts.invalidated:
         remarks.append("invalidated")
@@ -260,9 +260,9 @@ def headline(found: Sequence[Row], around: Surroundings, run_id: str | None) -> 
     running, waiting = count.get("running", 0), count.get("waiting", 0)
     if running:
         ages = [row.age_s for row in found if row.state == "running" and row.age_s is not None]
-        return f"Running: {tally}." + _quiet(min(ages, default=None))
+        return f"Running ({tally})." + _quiet(min(ages, default=None))
     if waiting and around.alive:
-        return f"Waiting for a worker to start ({around.owner}): {tally}."
+        return f"Waiting for a worker to start, {around.owner} ({tally})."
     retry = f" To go on: {_retry_command(run_id, around.backend)}" if run_id else ""
     bad = [row for row in found if row.state in RETRYABLE]
     if not bad:
