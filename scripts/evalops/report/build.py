@@ -325,7 +325,7 @@ def _spending(chosen: Sequence[Chosen], models: Models) -> list[Spending]:
 def _comparison(found: Survey, other: Survey) -> dict[str, Any]:
     """Rows for what both runs have, and what only one has."""
     here, there = _by_identity(found), _by_identity(other)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for key in sorted(here.keys() & there.keys()):
         before, after = stats.headline(there[key]), stats.headline(here[key])
         if before is None or after is None or before.metric != after.metric:
