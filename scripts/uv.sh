@@ -15,7 +15,7 @@ install_uv() {
     if ! python3 -m pip --version >/dev/null 2>&1; then
         if python3 -m ensurepip --version >/dev/null 2>&1; then
             python3 -m venv "$own.venv" >&2
-            "$own.venv/bin/python" -m pip install --quiet --upgrade --target "$own" uv >&2
+            "$own.venv/bin/python" -m pip install --quiet --upgrade --root-user-action=ignore --target "$own" uv >&2
             return
         fi
         if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
@@ -26,7 +26,7 @@ install_uv() {
         apt-get update -qq >&2
         DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends python3-pip >&2
     fi
-    python3 -m pip install --quiet --upgrade --target "$own" uv >&2
+    python3 -m pip install --quiet --upgrade --root-user-action=ignore --target "$own" uv >&2
 }
 
 # A name on PATH may be a shim whose program is gone: only one that answers counts.
@@ -42,4 +42,6 @@ else
 fi
 
 export UV_PYTHON_DOWNLOADS=never # the machine's own interpreters alone
+# A company's proxy is known to the machine's certificates alone; a bare machine has none, and uv brings its own.
+[ ! -e /etc/ssl/certs/ca-certificates.crt ] || export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}"
 exec "$uv" "$@"

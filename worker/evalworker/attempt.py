@@ -146,9 +146,12 @@ class Attempt:
         if self._killed_for is not None:
             process.stop()
         try:
-            self._follow(process, started)
-            status = self.worker.launcher.finish(process)
+            try:
+                self._follow(process, started)
+            finally:  # whatever went wrong here, no job runs on unseen
+                status = self.worker.launcher.finish(process)
             self._drain(process)
+            self._read_end_file()
         finally:
             process.close()
         if status == job.EXIT_UNSAFE_FORK:
@@ -250,6 +253,12 @@ class Attempt:
         if self.heard.printed > OUTPUT_LIMIT:
             left_out = self.heard.printed - OUTPUT_LIMIT
             self.worker.log(f"job {self.spec.job_id}: {left_out} more bytes of output were left out")
+
+    def _read_end_file(self) -> None:
+        """The last word of a job whose code had closed the pipe."""
+        if self.heard.end is None:
+            with contextlib.suppress(OSError, ValueError):
+                self.heard.end = job.JobEnd.model_validate_json((self._dir / job.END_FILE).read_bytes())
 
     # The end
 

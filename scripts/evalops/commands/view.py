@@ -10,7 +10,6 @@ import click
 from evalops import ui
 from evalops.commands.options import check_run_id, refused
 from evalops.logs import places
-from evalworker.storage import open_storage
 
 
 @click.command()
@@ -51,7 +50,7 @@ def directory_of(file: str, folder: Path) -> Path:
     """A directory that holds just this log: today's viewer takes no single file."""
     if "://" in file:
         parent, _, name = file.rpartition("/")
-        open_storage(parent).download(name, folder / name)
+        places.of_log_dir(parent).storage.download(name, folder / name)
         return folder
     path = Path(file).absolute()
     if not path.is_file():

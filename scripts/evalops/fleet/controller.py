@@ -15,11 +15,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-from evalops.fleet import lanes
+from evalops.fleet import guards, lanes
+from evalops.fleet.guards import Verdict
 from evalops.fleet.ledger import JobState, Ledger, Outcome
 from evalops.fleet.recovery import LostMessages
 from evalops.fleet.stream import EventStream
 from evalops.fleet.view import ProgressLine
+from evalops.fleet.watch import Watch
 from evalops.fleet.workers import Lost, Pool
 from evalworker import aws, publish
 from evalworker.aws import ServiceError
@@ -61,8 +63,6 @@ LOST_AFTER_S = 90.0
 STOP_PATIENCE_S = 60.0
 """How long stopping workers may take to hand over before what is open is called cancelled."""
 
-Ending = Literal["complete", "failures", "stopped", "cancelled", "left"]
-
 
 @dataclass
 class Plan:
@@ -83,16 +83,7 @@ class SeenWorker:
 
     online: bool = False
     beat: float = 0.0
-    rate_limited: int = 0
     running: frozenset[str] = frozenset()
-
-
-@dataclass
-class Verdict:
-    """How the fleet ended. `reason` is one sentence where something other than the jobs ended it."""
-
-    ending: Ending
-    reason: str | None = None
 
 
 @dataclass
@@ -133,6 +124,7 @@ class Controller:
         self._stopping_since: float | None = None
         self._last: dict[str, float] = {}
         self._lost_messages = LostMessages()
+        self.watch = Watch(self.ledger, time.monotonic())
         self._troubles: set[str] = set()
 
     @property
@@ -164,7 +156,7 @@ class Controller:
         if self._every("beat", BEAT_S):
             self._beat()
         self._react()
-        self.view.show(self.ledger, self.pool.alive, self._waiting_for())
+        self.view.show(self.ledger, self.pool.alive, self._waiting_for(), self.watch.rate_limited)
 
     def _store(self) -> None:
         if self.stream.due:
@@ -215,12 +207,14 @@ class Controller:
     def _apply(self, message: FromWorker) -> None:
         worker = self._workers.setdefault(message.instance_id, SeenWorker())
         worker.beat = time.monotonic()
+        if not isinstance(message, Heartbeat | Warning_):
+            self.watch.happened(time.monotonic())
         if isinstance(message, SampleDone):
             self._write(self.ledger.sample(message))
         elif isinstance(message, AttemptDone):
             self._write(self.ledger.attempt(message))
         elif isinstance(message, Heartbeat):
-            worker.rate_limited = message.rate_limited
+            self._tell(self.watch.heard(message))
             worker.running = frozenset(message.running)
         else:
             self._lifecycle(message, worker)
@@ -241,6 +235,7 @@ class Controller:
             }
         elif isinstance(message, WorkerDraining):
             self._workers.pop(message.instance_id, None)
+            self.watch.gone(message.instance_id)
             event |= {"reason": message.reason, "handed_over": message.handed_over}
         elif isinstance(message, BootstrapFailed):
             self._failed_boots += 1
@@ -291,12 +286,19 @@ class Controller:
     # Sending
 
     def send_open_jobs(self) -> None:
-        """Send a message for each open job: the start of a round. Raises what cannot be sent."""
-        self._jobs.send([self._message(job).to_json() for job in self.ledger.open_jobs])
+        """Send a message for each open job, or for the canaries alone: the start of a round. Raises what cannot be sent."""
+        self.watch.hold(self.control)
+        jobs = self.watch.canaries(self.control) or self.ledger.open_jobs
+        self._jobs.send([self._message(job).to_json() for job in jobs])
 
     def _message(self, job: JobState) -> Job:
         return Job(
-            fleet_id=self.fleet_id, round=self.ledger.round, job_id=job.spec.job_id, attempt=job.attempt, base=job.base
+            fleet_id=self.fleet_id,
+            round=self.ledger.round,
+            job_id=job.spec.job_id,
+            attempt=job.attempt,
+            base=job.base,
+            canary=job in self.watch.canaries(self.control),
         )
 
     def _schedule(self, job: JobState, delay_s: float) -> None:
@@ -305,10 +307,13 @@ class Controller:
     def _send_due(self) -> None:
         if self._stopping_since is not None:
             return
+        for job in self.watch.release(self.control):
+            self._schedule(job, 0)
         for due in [due for due in self._due if due.at <= time.monotonic()]:
             with self._surviving("the job queue"):
                 self._jobs.send([due.message.to_json()])
                 self._due.remove(due)
+                self.watch.happened(time.monotonic())
 
     def _read_dead_letters(self) -> None:
         """A job whose message nobody could finish has failed: say so instead of waiting for it."""
@@ -334,7 +339,7 @@ class Controller:
             lost = self._lost_messages.look(
                 open_jobs=[job.spec.job_id for job in self.ledger.open_jobs],
                 running={job for worker in self._workers.values() if worker.beat > fresh for job in worker.running},
-                scheduled={due.message.job_id for due in self._due},
+                scheduled={due.message.job_id for due in self._due} | self.watch.held(self.control),
                 counts=self._jobs.counts(),
             )
             for job_id in lost:
@@ -386,6 +391,8 @@ class Controller:
 
     def _lost(self, lost: Lost) -> None:
         worker = self._workers.pop(lost.instance_id, None)
+        self.watch.gone(lost.instance_id)
+        self.watch.happened(time.monotonic())
         if lost.reason == "ended":
             return
         if worker is None or not worker.online:
@@ -436,19 +443,19 @@ class Controller:
             self._drive_stop()
 
     def _guard(self) -> Verdict | None:
-        if now() >= self.control.deadline:
-            return Verdict("stopped", "the deadline has passed")
-        ended = [job.done for job in self.ledger.jobs.values() if job.done is not None]
-        if self.ledger.open_jobs and any(done.failure_category is Category.AUTH for done in ended):
-            return Verdict("stopped", "a model provider refused the credentials")
-        first = ended[: min(3, len(self.ledger.jobs))]
-        if (
-            self.ledger.open_jobs
-            and len(first) >= 2
-            and all(done.failure_category is Category.CONFIG for done in first)
-        ):
-            return Verdict("stopped", "the first jobs could not be set up")
-        return None
+        """Ask the guards, and write what they have to tell."""
+        at, waiting_for = time.monotonic(), self._waiting_for() or self.watch.waits or "a free worker"
+        told = self.watch.marks(self.control)
+        if (stalled := self.watch.stalled(self.control, at, waiting_for)) is not None:
+            told.append(stalled)
+        self._tell(told)
+        return self.watch.verdict(self.control, now(), at, waiting_for)
+
+    def _tell(self, events: list[Event]) -> None:
+        """Write what a guard has to tell, and show it."""
+        self.stream.append(events)
+        for event in events:
+            self.view.note(guards.sentence(event))
 
     def _begin_stop(self, verdict: Verdict) -> None:
         self._verdict = verdict
@@ -506,7 +513,13 @@ class Controller:
 
     def _beat(self, state: Literal["running", "draining", "stopping", "ended"] | None = None) -> None:
         """Write control.json; when someone else has written it (`stop`), obey what it says."""
-        control = self.control.model_copy(update={"beat": now(), "state": state or self.control.state})
+        said = {
+            "beat": now(),
+            "state": state or self.control.state,
+            "rate_limited": self.watch.rate_limited,
+            "waiting_for": self._waiting_for(),
+        }
+        control = self.control.model_copy(update=said)
         with self._surviving("storage"):
             try:
                 self.control_etag = self.storage.replace(
@@ -530,6 +543,9 @@ class Controller:
             return "stopping"
         if not any(worker.online for worker in self._workers.values()):
             return "waiting for the first worker"
+        if self.watch.held(self.control):
+            left = len(self.watch.canaries(self.control))
+            return f"{left} canar{'y' if left == 1 else 'ies'} before all else"
         if self._due and all(
             job.spec.job_id in {due.message.job_id for due in self._due} for job in self.ledger.open_jobs
         ):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from evalworker.processes import alive
+from evalworker.processes import alive, signal_name
 
 STOP_S = 55.0
 """How long stopped workers may flush before they are killed; they give themselves 50 s."""
@@ -171,7 +171,7 @@ class LocalPool:
                 continue
             del self._processes[name]
             lines = [] if status == 0 else self._last_lines(name)
-            reason = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+            reason = f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
             found.append(Lost(name, "ended" if status == 0 else reason, lines))
             if status == 0:
                 self._tidy(name)

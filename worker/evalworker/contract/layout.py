@@ -136,3 +136,12 @@ def _segment(text: str, illegal: str) -> str:
     if clean == text and clean.strip("."):
         return clean
     return f"{clean.strip('.')[:80]}_{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+
+
+def published(run_id: str) -> str:
+    """What publishing made of a run's logs the last time: while they are the same, there is nothing to do."""
+    return f"{check_run_id(run_id)}/published.json"
+
+
+PUBLISH_LOCK = "locks/publish.json"
+"""Who publishes right now, until when."""
