@@ -20,7 +20,7 @@ MAX_MEMBER_BYTES = 256 * 1024 * 1024
 _STORED, _DEFLATE, _ZSTD = 0, 8, 93
 _EOCD = struct.Struct("<4s4H2LH")
 _ENTRY = struct.Struct("<4s6H3L5H2L")
-_LOCAL = struct.Struct("<4s5H3L2H")
+LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 _LOCAL_EXTRA_GUESS = 64  # a local header's extra field may be longer than the directory's; so much is read in advance
 
 ReadRange = Callable[[int, int], bytes]
@@ -77,12 +77,12 @@ class Archive:
 
     def unpack(self, member: Member, window: tuple[int, bytes] | None) -> bytes:
         """A member's content, from `window` (offset, bytes) where that holds it, else by a request."""
-        wanted = _LOCAL.size + len(member.name.encode()) + _LOCAL_EXTRA_GUESS + member.packed
+        wanted = LOCAL_HEADER.size + len(member.name.encode()) + _LOCAL_EXTRA_GUESS + member.packed
         raw = _cut(window, member.offset, wanted) or self._bytes(member.offset, wanted)
-        if len(raw) < _LOCAL.size or raw[:4] != b"PK\x03\x04":
+        if len(raw) < LOCAL_HEADER.size or raw[:4] != b"PK\x03\x04":
             raise BadArchive(f"{member.name} is not where the directory says")
-        name_length, extra_length = _LOCAL.unpack_from(raw)[9:11]
-        start = _LOCAL.size + name_length + extra_length
+        name_length, extra_length = LOCAL_HEADER.unpack_from(raw)[9:11]
+        start = LOCAL_HEADER.size + name_length + extra_length
         if len(raw) < start + member.packed:
             raw = self._bytes(member.offset, start + member.packed)
         packed = raw[start : start + member.packed]

@@ -1,7 +1,8 @@
 """The download that stands beside a dashboard file: `<log>.eval.zip`, which holds the `.eval` unchanged.
 
-Streamed in pieces through a temporary file, so that a log of any size costs little memory. The archive's comment says of which content
-it was made: a second run sees that it is up to date from its last bytes.
+Streamed in pieces through a temporary file, so that a log of any size costs little memory; on the way each of its members is
+checked, because nobody wants to publish a download that cannot be read. The archive's comment says of which content it was made: a
+second run sees from its last bytes that it is up to date.
 """
 
 import json
@@ -11,7 +12,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from evalops.logs.archive import BadArchive, open_archive
+from evalops.logs.archive import BadArchive, Member, open_archive
+from evalops.logs.integrity import MemberCheck
 from evalworker.contract.jsonio import dump_bytes
 from evalworker.storage import Info, Missing, Storage
 
@@ -46,8 +48,9 @@ def pack(
         moment: the member's time; fixed by the log, so that the same log gives the same bytes.
         read: told the size of each piece (a progress bar).
 
-    Raises SourceChanged when the log was rewritten meanwhile, StorageError.
+    Raises SourceChanged when the log was rewritten meanwhile, BadArchive when a member is damaged, StorageError.
     """
+    check = MemberCheck(_members(storage, log))
     with tempfile.TemporaryDirectory(prefix="inspect-fleet-") as folder:
         path = Path(folder) / "log.zip"
         name = log.key.rsplit("/", 1)[-1]
@@ -59,9 +62,17 @@ def pack(
                 for start in range(0, log.size, PIECE_BYTES):
                     piece = storage.read_range(log.key, start, min(PIECE_BYTES, log.size - start))
                     out.write(piece)
+                    check.feed(piece)
                     read(len(piece))
             archive.comment = dump_bytes({"etag": log.etag, "size": log.size})
         now = storage.head(log.key)
         if now is None or now.etag != log.etag or member.file_size != log.size:
             raise SourceChanged(f"{storage.url(log.key)} was rewritten while it was packed")
+        check.finish()
         storage.upload(path, target)
+
+
+def _members(storage: Storage, log: Info) -> list[Member]:
+    archive = open_archive(log.size, lambda start, length: storage.read_range(log.key, start, length))
+    archive.load()
+    return list(archive.members.values())

@@ -97,7 +97,8 @@ def _one(work: Work, directory: Directory, one: Chosen) -> Result:
     remarks = (*(f"forced: {item.text}" for item in found), *ready.remarks)
     try:
         changed = _write(work, directory, info, ready.body, one)
-    except (packing.SourceChanged, StorageError) as error:
+    except (packing.SourceChanged, BadArchive, StorageError) as error:
+        _remove(work.storage, directory, info.key)
         return Result(name, task, model, "refused", (Refusal("unreadable", str(error)),))
     return Result(name, task, model, "written" if changed else "unchanged", (), remarks)
 
