@@ -102,7 +102,9 @@ def test_the_keys_follow_the_dashboards_rules():
         layout.promoted_run("stage", "t", "gpt-4o", RUN)
 
 
-@pytest.mark.parametrize("task", ["../../x", "..", "a+b", "a b", "x\ny", "töst", "2020-01-01-00-00-00?", "inspect_evals/"])
+@pytest.mark.parametrize(
+    "task", ["../../x", "..", "a+b", "a b", "x\ny", "töst", "2020-01-01-00-00-00?", "inspect_evals/"]
+)
 @pytest.mark.parametrize("model", ["a/../../b", "a/b c", "a/..", "a/\x00", "p/2019-01-01T00-00-00#"])
 def test_hostile_names_become_one_safe_step_each(task, model, tmp_path):
     key = layout.promoted_run("stage", task, model, RUN) + "x.eval.dashboard.json"

@@ -126,11 +126,10 @@ class Models:
 def model_template(model: str) -> str:
     """The YAML entry that a user fills in for a model that nobody knows."""
     provider, _, name = model.rpartition("/")
-    quoted = yaml.safe_dump(model, width=10_000).splitlines()[0]
     return f"""models:
-  {quoted}:
-    name: {yaml.safe_dump(name or model, width=10_000).splitlines()[0]}
-    provider: {(provider.split("/")[0] or "FILL IN").capitalize()}
+  {_scalar(model)}:
+    name: {_scalar(name or model)}
+    provider: {_scalar((provider.split("/")[0] or "FILL IN").capitalize())}
     family: FILL IN
     release_date: YYYY-MM-DD
     knowledge_cutoff_date: YYYY-MM-DD
@@ -206,7 +205,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 def task_template(task: str) -> str:
     """The YAML entry that a user fills in for a task that nobody knows."""
-    name = yaml.safe_dump(task, width=10_000).splitlines()[0]
+    name = _scalar(task)
     return f"""evaluations:
   {name}:
     title: FILL IN
@@ -219,6 +218,11 @@ def task_template(task: str) -> str:
       - name: {name}
         dataset_samples: FILL IN   # a number
 """
+
+
+def _scalar(text: str) -> str:
+    """A text as YAML writes it on one line."""
+    return yaml.safe_dump(text, width=10_000).splitlines()[0]
 
 
 def _mapping(path: Path, key: str, *, optional: bool = False) -> dict[str, Any]:
