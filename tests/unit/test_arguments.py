@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from evalworker import inspect_internals
 from evalworker.arguments import CannotDecode, CannotEncode, decode, encode, option_name
-from evalworker.redact import looks_secret
 from evalworker.contract.jsonio import dumps
+from evalworker.redact import looks_secret
 
 scalars = (
     st.none()

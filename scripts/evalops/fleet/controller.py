@@ -19,7 +19,7 @@ from evalops.fleet import guards, lanes
 from evalops.fleet.guards import Verdict
 from evalops.fleet.ledger import JobState, Ledger, Outcome
 from evalops.fleet.recovery import LostMessages
-from evalops.fleet.stream import EventStream
+from evalops.fleet.stream import EventStream, Fenced
 from evalops.fleet.view import ProgressLine
 from evalops.fleet.watch import Watch
 from evalops.fleet.workers import Lost, Pool
@@ -62,6 +62,12 @@ LOST_AFTER_S = 90.0
 
 STOP_PATIENCE_S = 60.0
 """How long stopping workers may take to hand over before what is open is called cancelled."""
+
+EVENTS_RETURN_S = 75.0
+"""How long messages that a killed controller had received stay away: the events queue's visibility timeout, and some more."""
+
+DRAIN_S = 30.0
+"""The longest that the end of a fleet spends on emptying its lane."""
 
 
 @dataclass
@@ -158,8 +164,8 @@ class Controller:
         self._react()
         self.view.show(self.ledger, self.pool.alive, self._waiting_for(), self.watch.rate_limited)
 
-    def _store(self) -> None:
-        if self.stream.due:
+    def _store(self, *, at_once: bool = False) -> None:
+        if self.stream.due or at_once:
             with self._surviving("storage"):
                 receipts = self.stream.store()
                 self._events.delete(receipts)
@@ -192,11 +198,23 @@ class Controller:
             self._keep_aside(error)
             return
         if message.fleet_id != self.fleet_id:
-            self.stream.append(
-                [{"type": "warning", "text": f"a message of another fleet, {message.fleet_id[:64]}, was dropped"}]
-            )
+            self._keep_foreign(message)
             return
         self._apply(message)
+
+    def _keep_foreign(self, message: FromWorker) -> None:
+        """A late message of the fleet that had this lane before: kept with that fleet, whose stream has ended."""
+        if isinstance(message, SampleDone | AttemptDone):
+            with self._surviving("storage"):
+                self.storage.put(layout.late(message.fleet_id), message.to_bytes())
+            self.stream.append(
+                [
+                    {
+                        "type": "warning",
+                        "text": f"a message of the fleet {message.fleet_id} came late and was kept with that fleet",
+                    }
+                ]
+            )
 
     def _keep_aside(self, error: Unreadable) -> None:
         key = f"{self.fleet_id}/unreadable/{time.time_ns()}.txt"
@@ -472,9 +490,10 @@ class Controller:
         waited = time.monotonic() - self._stopping_since
         if self.pool.alive and waited < STOP_PATIENCE_S:
             return
+        self._store(at_once=True)
         with self._surviving("the event queue"):
-            if self._events.counts().visible:
-                return
+            if self._events.counts().total and waited < STOP_PATIENCE_S + EVENTS_RETURN_S:
+                return  # what an earlier controller had received and not stored comes back first
         with self._surviving("storage"):
             for job in self.ledger.open_jobs:
                 self._end_job(job, "cancelled", Category.CANCELLED, self._verdict.reason or "cancelled")
@@ -507,9 +526,25 @@ class Controller:
         self._events.delete(self.stream.store())
         self._beat(state="ended")
         self.pool.stop(now=self._interrupts > 1)
+        self._empty_lane()
         lanes.release(self.storage, self.lane)
         self.stream.close()
         return verdict
+
+    def close(self, reason: str) -> Verdict:
+        """End a fleet that nobody drives any more: take what its workers have said, cancel what is open, write the summary."""
+        self._begin_stop(Verdict("stopped", reason))
+        return self.run()
+
+    def _empty_lane(self) -> None:
+        """Leave nothing of this fleet in the queues of a lane that others will use; an embedded lane goes anyway."""
+        if self.lane.endpoint is not None:
+            return
+        end = time.monotonic() + DRAIN_S
+        for queue in (self._jobs, self._events, self._dead):
+            with self._surviving(f"the queue {queue.name}"):
+                while (received := queue.receive(10, 1)) and time.monotonic() < end:
+                    queue.delete([message.receipt for message in received])
 
     def _beat(self, state: Literal["running", "draining", "stopping", "ended"] | None = None) -> None:
         """Write control.json; when someone else has written it (`stop`), obey what it says."""
@@ -531,7 +566,12 @@ class Controller:
 
     def _obey(self, state: Literal["running", "draining", "stopping", "ended"] | None) -> None:
         stored = self.storage.get(layout.control(self.fleet_id))
-        self.control, self.control_etag = Control.from_json(stored.body), stored.etag
+        control = Control.from_json(stored.body)
+        if control.controller != self.control.controller:
+            raise Fenced(
+                f"the fleet {self.fleet_id} is driven by {control.controller} now; this controller has stopped"
+            )
+        self.control, self.control_etag = control, stored.etag
         if state is not None:
             self._beat(state)
         elif self.control.state in ("stopping", "draining") and self._verdict is None:

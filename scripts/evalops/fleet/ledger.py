@@ -60,6 +60,7 @@ class JobState:
     redone: int = 0
     said: dict[Key, Said] = field(default_factory=dict)
     paid: set[tuple[Key, str | None]] = field(default_factory=set)
+    results_said: set[tuple[Key, str | None]] = field(default_factory=set)
     retries_said: set[str] = field(default_factory=set)
     done: AttemptDone | None = None
     ending: AttemptDone | None = None
@@ -125,6 +126,8 @@ class Ledger:
                 return Outcome()
             job.retries_said.add(identity)
             return Outcome([of_sample(done)])
+        if (sample_key(done.sample_id, done.epoch), done.uuid) in job.results_said:
+            return Outcome()  # a duplicate, perhaps of one that has been replaced since
         if (event := self._result(job, done)) is None:
             return Outcome()
         return Outcome([event])
@@ -146,6 +149,7 @@ class Ledger:
             return None
         tokens = sum(int(usage.get("total_tokens") or 0) for usage in done.model_usage.values())
         job.said[key] = Said(done.uuid, done.attempt, done.status == "errored", done.cost_usd, tokens)
+        job.results_said.add((key, done.uuid))
         if known is not None:
             job.redone += 1
             return of_sample(done, replaces=known.uuid or "")
@@ -294,9 +298,10 @@ class Ledger:
         if event["type"] == "result":
             usage = (event.get("model_usage") or {}).values()
             tokens = sum(int(entry.get("total_tokens") or 0) for entry in usage)
-            job.said[sample_key(event["sample_id"], event["epoch"])] = Said(
-                event["uuid"], event["attempt"], event["status"] == "errored", event.get("cost_usd"), tokens
-            )
+            key = sample_key(event["sample_id"], event["epoch"])
+            errored = event["status"] == "errored"
+            job.said[key] = Said(event["uuid"], event["attempt"], errored, event.get("cost_usd"), tokens)
+            job.results_said.add((key, event["uuid"]))
         elif event["type"] == "sample_retry":
             job.retries_said.add(canonical([event["sample_id"], event["epoch"], event["uuid"]]))
         elif event["type"] == "job_attempt" and event.get("canary") and event["failure_category"] is None:

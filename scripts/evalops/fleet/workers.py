@@ -113,6 +113,26 @@ class Adopted:
         self.send_signal(signal.SIGKILL)
 
 
+class NoPool:
+    """No workers: for a controller that only writes a fleet's end."""
+
+    alive = 0
+
+    def start(self, count: int) -> None:
+        """Nothing is launched."""
+
+    def adopt(self) -> int:
+        """There are none."""
+        return 0
+
+    def ended(self) -> list[Lost]:
+        """None ends."""
+        return []
+
+    def stop(self, *, now: bool = False) -> None:
+        """None runs."""
+
+
 class LocalPool:
     """Agents as child processes, each in a session of its own so that Ctrl-C reaches the controller alone."""
 

@@ -6,6 +6,7 @@ business of `evalworker.storage`. Design, section 4.
 
 import hashlib
 import re
+import time
 
 from evalworker.contract.ids import BadId, check_job_id, check_run_id, slug
 
@@ -48,6 +49,11 @@ def job_log(fleet_id: str, job_id: str) -> str:
 def job_done(fleet_id: str, job_id: str, round_: int) -> str:
     """Created once; its existence means that the job has ended for this round."""
     return f"{check_run_id(fleet_id)}/{check_job_id(job_id)}.done-{round_}.json"
+
+
+def late(fleet_id: str) -> str:
+    """A fresh key for a message that came after its fleet's end."""
+    return f"{check_run_id(fleet_id)}/late/{time.time_ns()}.json"
 
 
 def worker_logs(fleet_id: str) -> str:
