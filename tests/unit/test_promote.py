@@ -3,6 +3,7 @@
 import json
 import shutil
 import zipfile
+from pathlib import Path
 
 import dashboard_reader
 import logmaker
@@ -90,8 +91,9 @@ def _check_promoted(root, run_id=RUN, environment="stage"):
         file = dashboard_reader.load(tree[key])
         log = zipfile.ZipFile(root / dashboard_reader.download(key))
         assert log.testzip() is None
-        with open(file.location, "rb") as at_location:
-            assert at_location.read() == log.read(log.namelist()[0]), "`location` is the log that was summarised"
+        assert Path(file.location).read_bytes() == log.read(log.namelist()[0]), (
+            "`location` is the log that was summarised"
+        )
 
 
 def test_the_keys_follow_the_dashboards_rules():

@@ -1,5 +1,6 @@
 """`evalops.report`: intervals, differences, the time line, and that nothing from a log gets out of its place."""
 
+import itertools
 import re
 from datetime import UTC, datetime
 from html.parser import HTMLParser
@@ -90,7 +91,7 @@ def test_the_time_line_packs_jobs_of_a_worker_without_overlap():
     assert drawn.seconds == 20 and drawn.ticks[-1] == (1.0, "20 s")
     for lane in drawn.lanes:
         ends = [(bar.left, bar.left + bar.width) for bar in lane.bars]
-        assert all(a[1] <= b[0] + 1e-9 for a, b in zip(ends, ends[1:], strict=False))
+        assert all(a[1] <= b[0] + 1e-9 for a, b in itertools.pairwise(ends))
 
 
 @pytest.mark.parametrize("seconds", [1, 7, 59, 61, 3599, 90_000, 10**7])

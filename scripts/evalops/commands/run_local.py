@@ -1,11 +1,12 @@
 """`ies run local`: tasks and models in this process, by one call of Inspect's `eval_set`."""
 
 import os
+import sys
 from pathlib import Path
 
 import click
 
-from evalops import ui
+from evalops import shipping, ui
 from evalops.commands.options import check_run_id, refused
 from evalops.inspect_options import (
     InspectCommand,
@@ -46,13 +47,21 @@ def run_local(ctx: click.Context, run_id: str | None, force: bool, as_json_: boo
         if manifest is not None and bare:
             typed = local_run.as_before(typed, manifest)
         os.environ.update(typed.environment)
-        submission = _planned(typed)
+        luggage = shipping.prepare(shipping.Wishes(), "local", settings().estate, Path.cwd())
+        sys.path[:0] = [folder for folder in luggage.import_path if folder not in sys.path]
+        submission = _planned(typed, luggage)
         if manifest is not None:
             _check(manifest, submission, force)
         storage.probe()
         if run_id and not force and (busy := local_run.living_owner(storage, run_id)):
             ui.fail(f"{busy}; stop it first, or --force if you know that it has gone.")
-        ended = _run(storage, run_id, manifest, submission, typed.environment, as_json_)
+        if manifest is None:
+            shipped = shipping.ship(shipping.Wishes(), luggage, "local", storage)
+            manifest = local_run.new_manifest(
+                run_id or new_run_id(), submission, typed.environment, settings().owner, shipped
+            )
+            storage.put(layout.manifest(manifest.fleet_id), manifest.to_bytes())
+        ended = _run(storage, manifest, submission, retry=run_id is not None, as_json_=as_json_)
     raise SystemExit(0 if ended else ui.EXIT_FAILURES)
 
 
@@ -80,7 +89,7 @@ def _as_before(ctx: click.Context, manifest: Manifest) -> bool:
     return not tasks and not models
 
 
-def _planned(typed: TypedArguments) -> local_run.Submission:
+def _planned(typed: TypedArguments, luggage: shipping.Luggage) -> local_run.Submission:
     try:
         jobs = plan(
             typed.tasks,
@@ -89,6 +98,7 @@ def _planned(typed: TypedArguments) -> local_run.Submission:
             typed.result_arguments,
             Path.cwd(),
             environment=typed.environment,
+            path=luggage.import_path,
             warn=lambda text: ui.note(f"warning: {text}"),
         )
     except PlanError as error:
@@ -105,29 +115,19 @@ def _check(manifest: Manifest, submission: local_run.Submission, force: bool) ->
 
 
 def _run(
-    storage: Storage,
-    run_id: str | None,
-    manifest: Manifest | None,
-    submission: local_run.Submission,
-    environment: dict[str, str],
-    as_json_: bool,
+    storage: Storage, manifest: Manifest, submission: local_run.Submission, *, retry: bool, as_json_: bool
 ) -> bool:
     """Run it; True when every job of this call has a log that succeeded."""
-    fresh = run_id is None
-    run_id = run_id or new_run_id()
-    place = places.of_run(run_id, storage)
+    place = places.of_run(manifest.fleet_id, storage)
     if as_json_:
-        ui.emit_json({"run_id": run_id, "log_dir": place.url, "jobs": len(submission.jobs)})
+        ui.emit_json({"run_id": manifest.fleet_id, "log_dir": place.url, "jobs": len(submission.jobs)})
     else:
-        click.echo(run_id)
-    for said in [] if fresh else local_run.clear_the_way(place):
+        click.echo(manifest.fleet_id)
+    for said in local_run.clear_the_way(place) if retry else []:
         ui.note(said)
-    if manifest is None:
-        manifest = local_run.new_manifest(run_id, submission, environment, settings().owner)
-        storage.put(layout.manifest(run_id), manifest.to_bytes())
-    with local_run.alive(storage, run_id):
+    with local_run.alive(storage, manifest.fleet_id):
         try:
-            local_run.run(place, submission, dirty=not fresh)
+            local_run.run(place, submission, dirty=retry)
         except InspectRefused as error:
             ui.fail(str(error))
     return _all_well(place, submission)

@@ -5,6 +5,7 @@ lives; what came out is decided from the stored logs alone, because an interrupt
 """
 
 import contextlib
+import importlib.metadata
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from evalops.fleet.submit import controller_name, git_state, versions
+from evalops import shipping
+from evalops.fleet.submit import controller_name, git_state
 from evalops.inspect_options import TypedArguments, changes_results, without_base_url
 from evalops.logs import rows
 from evalops.logs.places import Place
@@ -56,7 +58,7 @@ def differences(manifest: Manifest, jobs: Sequence[JobSpec]) -> list[str]:
         known = sorted({f"{job.task} with {job.model}" for job in manifest.jobs})
         more = f" and {len(known) - 6} more" if len(known) > 6 else ""
         found.append(f"the run has {', '.join(known[:6])}{more}, with its own arguments")
-    before, today = manifest.versions.get(INSPECT), versions()[INSPECT]
+    before, today = manifest.versions.get(INSPECT), importlib.metadata.version(INSPECT)
     if before is not None and before != today:
         found.append(
             f"it was run with Inspect {before}, and {today} is installed here, which may not recognise its finished work"
@@ -98,22 +100,27 @@ def submit_directory(manifest: Manifest) -> Path | None:
     return None if relative_only or not folder.is_dir() else folder
 
 
-def new_manifest(run_id: str, submission: Submission, environment: dict[str, str], owner: str) -> Manifest:
-    """The manifest of a run in this process. What cannot or must not be stored (credentials) is left out."""
-    return Manifest(
+def new_manifest(
+    run_id: str, submission: Submission, environment: dict[str, str], owner: str, shipped: dict[str, Any]
+) -> Manifest:
+    """The manifest of a run in this process. What cannot or must not be stored (credentials) is left out.
+
+    `shipped`: its fields about code and environment, as `shipping.ship` gives them.
+    """
+    manifest = Manifest(
         fleet_id=run_id,
         created=now(),
         backend="local",
         jobs=submission.jobs,
         arguments=_encodable(submission.arguments),
         models=_encodable({str(i): model for i, model in enumerate(submission.models)}, values=True),
-        submit_dir=".",
-        code_root=str(Path.cwd()),
         environment=environment,
-        versions=versions(),
         git=git_state(Path.cwd()),
         owner=owner,
+        **shipped,
     )
+    shipping.check_no_secret(manifest)
+    return manifest
 
 
 def _encodable(arguments: dict[str, Any], *, values: bool = False) -> Any:
