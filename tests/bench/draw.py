@@ -23,7 +23,7 @@ LONGEST = 1.25
 def used(figure: dict[str, Any]) -> float:
     """The share of its bound that a figure uses: above 1 the bound is missed."""
     measured = figure["value"] if figure["ratio"] is None else figure["ratio"]
-    return figure["bound"] / measured if figure["at_least"] else measured / figure["bound"]
+    return float(figure["bound"] / measured if figure["at_least"] else measured / figure["bound"])
 
 
 def shares(records: Iterable[dict[str, Any]]) -> dict[str, list[tuple[float, dict[str, Any]]]]:

@@ -25,9 +25,12 @@ def warm_up() -> None:
     from inspect_ai.dataset import Sample
     from inspect_ai.scorer import includes
 
+    import evalworker.arguments
     import evalworker.job
-    import evalworker.results
+    import evalworker.lookout
+    import evalworker.prices
     import evalworker.streamer  # noqa: F401
+    from evalworker.results import best_log
 
     with tempfile.TemporaryDirectory() as folder:
         eval_set(
@@ -38,6 +41,7 @@ def warm_up() -> None:
             ctl_server=False,
             retry_attempts=1,
         )
+        best_log(Path(folder))  # reading a log imports too
 
 
 def import_tasks(specs: list[str]) -> None:
