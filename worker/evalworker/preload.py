@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from evalworker import redact
+from evalworker import preload_settings, redact
 from evalworker.preload_settings import SETTINGS, restore
 from evalworker.processes import adopt_orphans
 
@@ -91,5 +91,6 @@ if SETTINGS in os.environ:
     adopt_orphans()
     _settings = _settle()
     _report = _prepare(_settings)
+    preload_settings.threads = threading.active_count()
     with contextlib.suppress(OSError):
         Path(_settings["report"]).write_text(json.dumps(_report))
