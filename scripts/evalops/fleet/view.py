@@ -118,7 +118,7 @@ def _row(job: JobState) -> list[object]:
         done.samples.completed,
         done.samples.errored,
         done.samples.total,
-        ui.seconds_text(done.duration_s),
+        ui.seconds_text(job.spent_s),
         tokens,
         ui.money_text(cost),
     ]
