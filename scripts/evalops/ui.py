@@ -28,7 +28,7 @@ class Failure(click.ClickException):
 
     def __init__(self, sentence: str, exit_code: int = EXIT_USAGE) -> None:
         super().__init__(printable(sentence))
-        self.exit_code = exit_code
+        self.exit_code = exit_code  # type: ignore[misc]
 
 
 def fail(sentence: str, exit_code: int = EXIT_USAGE) -> NoReturn:

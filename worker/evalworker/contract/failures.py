@@ -5,8 +5,10 @@ Inspect's retry hook, its exit from the process status, cgroup and kernel. The m
 traceback is never searched: a `ValueError` whose text mentions 429 or a timeout is a task error. Design, section 6.
 """
 
+import builtins
 import enum
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 
 
@@ -58,40 +60,56 @@ def retry_delay(category: Category, attempt: int) -> float | None:
     if category is Category.RATE_LIMIT:
         if attempt >= MAX_RATE_LIMITED:
             return None
-        return RATE_LIMIT_PAUSE_S[min(attempt, len(RATE_LIMIT_PAUSE_S)) - 1]
+        return RATE_LIMIT_PAUSE_S[min(max(attempt, 1), len(RATE_LIMIT_PAUSE_S)) - 1]
     return 0.0 if attempt < MAX_ATTEMPTS else None
 
 
 _BY_TYPE: dict[str, Category] = {
-    # providers: openai, anthropic, google, mistral, groq, together, boto name their classes so
+    # providers: openai, anthropic, google, mistral, groq, together, boto name their classes (boto: its codes) so
     "AuthenticationError": Category.AUTH,
     "PermissionDeniedError": Category.AUTH,
     "UnauthorizedError": Category.AUTH,
+    "UnrecognizedClientException": Category.AUTH,
+    "AccessDeniedException": Category.AUTH,
     "RateLimitError": Category.RATE_LIMIT,
     "TooManyRequests": Category.RATE_LIMIT,
+    "TooManyRequestsException": Category.RATE_LIMIT,
     "ResourceExhausted": Category.RATE_LIMIT,
     "ThrottlingException": Category.RATE_LIMIT,
     "OverloadedError": Category.RATE_LIMIT,
+    "ServiceUnavailableError": Category.RATE_LIMIT,
     "APITimeoutError": Category.TIMEOUT,
+    "AttemptTimeoutError": Category.TIMEOUT,
     "TimeoutError": Category.TIMEOUT,
     "ReadTimeout": Category.TIMEOUT,
+    "WriteTimeout": Category.TIMEOUT,
     "ConnectTimeout": Category.TIMEOUT,
+    "PoolTimeout": Category.TIMEOUT,
+    "ReadTimeoutError": Category.TIMEOUT,
+    "ConnectTimeoutError": Category.TIMEOUT,
     "MemoryError": Category.OOM,
+    "InternalServerError": Category.NETWORK,
     "APIConnectionError": Category.NETWORK,
+    "EndpointConnectionError": Category.NETWORK,
     "ConnectError": Category.NETWORK,
     "ReadError": Category.NETWORK,
+    "RemoteProtocolError": Category.NETWORK,
     "ConnectionError": Category.NETWORK,
     "ConnectionResetError": Category.NETWORK,
     "ConnectionRefusedError": Category.NETWORK,
+    "ConnectionAbortedError": Category.NETWORK,
     "BrokenPipeError": Category.NETWORK,
     "gaierror": Category.NETWORK,
-    # Inspect's own
+    # what cannot be loaded; LookupError is what Inspect's registry raises, and KeyError is no LookupError by name
     "PrerequisiteError": Category.CONFIG,
     "ModuleNotFoundError": Category.CONFIG,
     "LookupError": Category.CONFIG,
     # storage
     "NoSuchBucket": Category.STORAGE,
     "NoCredentialsError": Category.STORAGE,
+    "ExpiredToken": Category.STORAGE,
+    "AccessDenied": Category.STORAGE,
+    "SlowDown": Category.STORAGE,
     "RequestTimeTooSkewed": Category.CLOCK,
     "StorageError": Category.STORAGE,
 }
@@ -101,37 +119,117 @@ _BY_STATUS: dict[int, Category] = {
     403: Category.AUTH,
     408: Category.TIMEOUT,
     429: Category.RATE_LIMIT,
+    500: Category.NETWORK,
+    502: Category.NETWORK,
     503: Category.RATE_LIMIT,
+    504: Category.TIMEOUT,
     529: Category.RATE_LIMIT,
 }
 
-_ERRNO = re.compile(r"\[Errno (\d+)\]")
-_BY_ERRNO = {28: Category.DISK_FULL, 122: Category.DISK_FULL, 12: Category.OOM}
+_BUILTIN = frozenset(
+    name for name, each in vars(builtins).items() if isinstance(each, type) and issubclass(each, BaseException)
+)
+"""Python's own exceptions: none of them carries an HTTP status, so one that comes along belongs to an earlier, healed call."""
+
+_ERRNO = re.compile(r"\[Errno (-?\d+)\]|^\w+\((-?\d+), ")
+"""`str` of an OSError, or its `repr`, which is what Inspect keeps as an error's message."""
+
+_BY_ERRNO = {
+    28: Category.DISK_FULL,
+    122: Category.DISK_FULL,
+    12: Category.OOM,
+    101: Category.NETWORK,
+    113: Category.NETWORK,
+}
+
+_STATUS_TEXT = re.compile(
+    r"""(?:\w+\(['"])?"""
+    r"""(?:Error\ code:\ (?P<sdk>\d{3})\b"""  # openai, anthropic, groq: APIStatusError and InternalServerError
+    r"""|(?P<google>\d{3})\ (?:[A-Z_]+|None)\b"""  # google: ClientError, ServerError
+    r"""|(?:Client|Server)\ error\ '(?P<httpx>\d{3})\ )""",
+    re.VERBOSE,
+)
+_CODE_TEXT = re.compile(r"An error occurred \((?P<code>\w+)\) when calling")
+_STATUS_TYPES = frozenset(
+    {"APIStatusError", "APIError", "InternalServerError", "ClientError", "ServerError", "HTTPStatusError"}
+)
+"""Classes that stand for any HTTP status (or, in boto, any code): only their message says which."""
 
 _SANDBOX_TEXT: tuple[tuple[str, Category], ...] = (
     ("non-overlapping ipv4 address pool", Category.DOCKER_NETWORK),
     ("could not find an available", Category.DOCKER_NETWORK),
+    ("all predefined address pools have been fully subnetted", Category.DOCKER_NETWORK),
     ("toomanyrequests", Category.IMAGE_PULL),
     ("pull access denied", Category.IMAGE_PULL),
     ("manifest unknown", Category.IMAGE_PULL),
     ("failed to pull", Category.IMAGE_PULL),
+    ("could not be pulled", Category.IMAGE_PULL),
     ("no space left on device", Category.DISK_FULL),
     ("cannot connect to the docker daemon", Category.SANDBOX),
     ("failed to start docker services", Category.SANDBOX),
+    ("failed to build docker containers", Category.SANDBOX),
+    ("no services started", Category.SANDBOX),
     ("docker compose", Category.SANDBOX),
 )
-"""Docker reports all of these in one exception type (a RuntimeError of Inspect's sandbox), so here the text decides."""
+"""Docker reports all of these in a RuntimeError or a PrerequisiteError of Inspect's sandbox, so here the text decides."""
 
-_SANDBOX_TYPES = frozenset({"SandboxError", "DockerError", "RuntimeError"})
+_SANDBOX_TYPES = frozenset({"SandboxError", "DockerError", "RuntimeError", "PrerequisiteError"})
+
+_RAISED = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?:: (?P<text>.*))?:?")
+_RETRIED = re.compile(r"RetryError\[<Future at 0x[0-9a-f]+ state=finished raised (?P<name>\w+)>\]")
+_REPR = re.compile(r"(?P<name>[A-Za-z_]\w*)\(")
+_CHAINED = frozenset(
+    {
+        "During handling of the above exception, another exception occurred:",
+        "The above exception was the direct cause of the following exception:",
+    }
+)
 
 
-def exception_type(traceback_text: str) -> str:
-    """The class name in a traceback's last line, without its module; "" when there is none."""
-    lines = [line for line in traceback_text.strip().splitlines() if line and not line[0].isspace()]
-    if not lines:
-        return ""
-    head = lines[-1].split(":", 1)[0].strip()
-    return head.rsplit(".", 1)[-1] if re.fullmatch(r"[\w.]+", head) else ""
+def exception_type(traceback_text: str, message: str = "") -> str:
+    """The class of the exception that a traceback ends with, without its module; "" when there is none.
+
+    The line is the first one after the last frames, not the last of the text: an exception's own text may go over many
+    lines that look like other exceptions. What Inspect gave up retrying and what a group holds is unwrapped.
+
+    Args:
+        traceback_text: as in a log's `error.traceback`.
+        message: the log's `error.message`; where it is a `repr`, it decides between the lines of chained exceptions.
+    """
+    raised = _raised_lines(traceback_text)
+    shown = _REPR.match(message)
+    matching = [line for line in raised if shown and _class_of(line) == shown["name"]]
+    line = next(iter(matching[-1:] or raised[-1:]), "")
+    if retried := _RETRIED.search(line):
+        return retried["name"]
+    return _class_of(line)
+
+
+def _raised_lines(text: str) -> list[str]:
+    """Each exception's first line: of a chain in order, of a group its first innermost member."""
+    if "Exception Group Traceback" in text:
+        text = "\n".join(
+            line.lstrip(" |+-") if line.lstrip().startswith(("|", "+")) else line for line in text.splitlines()
+        )
+        lines = [
+            line for line in text.splitlines() if re.match(r"[\w.]+(?:Error|Exception|Exit|Interrupt)\b(?::|$)", line)
+        ]
+        return lines[:1]
+    found: list[str] = []
+    due, before = True, ""  # due: the next line at the margin names an exception
+    for line in filter(None, text.splitlines()):
+        if line.startswith("Traceback (most recent call last):"):
+            due = due or before in _CHAINED
+        elif due and not line[0].isspace():
+            found.append(line)
+            due = False
+        before = line
+    return found
+
+
+def _class_of(line: str) -> str:
+    found = _RAISED.fullmatch(line)
+    return found["name"].rsplit(".", 1)[-1] if found else ""
 
 
 def classify_exception(type_name: str, message: str = "", status_code: int | None = None) -> Category:
@@ -139,18 +237,31 @@ def classify_exception(type_name: str, message: str = "", status_code: int | Non
 
     Args:
         type_name: the exception's class, with or without its module.
-        message: its text, read only for the few types that say nothing themselves.
-        status_code: the HTTP status that Inspect's retry hook or the exception reported.
+        message: its text or `repr`, read only for the few types that say nothing themselves.
+        status_code: the HTTP status that Inspect's retry hook or the exception reported; Python's own exceptions have none.
     """
-    if status_code in _BY_STATUS:
-        return _BY_STATUS[status_code]
     name = type_name.rsplit(".", 1)[-1]
-    if name in ("OSError", "IOError") and (found := _ERRNO.search(message)):
-        return _BY_ERRNO.get(int(found[1]), Category.TASK_ERROR)
+    if name not in _BUILTIN and status_code in _BY_STATUS:
+        return _BY_STATUS[status_code]
+    if name in ("OSError", "IOError"):
+        found = _ERRNO.search(message)
+        return _BY_ERRNO.get(int(found[1] or found[2]), Category.TASK_ERROR) if found else Category.TASK_ERROR
     if name in _SANDBOX_TYPES:
         lowered = message.lower()
-        return next((category for text, category in _SANDBOX_TEXT if text in lowered), Category.TASK_ERROR)
+        default = _BY_TYPE.get(name, Category.TASK_ERROR)
+        return next((category for text, category in _SANDBOX_TEXT if text in lowered), default)
+    if name in _STATUS_TYPES and (category := _of_message(message)):
+        return category
     return _BY_TYPE.get(name, Category.TASK_ERROR)
+
+
+def _of_message(message: str) -> Category | None:
+    """What the message of one of the classes that stand for any status says, at its beginning alone."""
+    if code := _CODE_TEXT.search(message):
+        return _BY_TYPE.get(code["code"])
+    if status := _STATUS_TEXT.match(message):
+        return _BY_STATUS.get(int(status["sdk"] or status["google"] or status["httpx"]))
+    return None
 
 
 @dataclass(frozen=True)
@@ -162,7 +273,7 @@ class JobEvidence:
         log_status: the stored log's status (success, error, cancelled, started), None without a log.
         samples_total, samples_completed, samples_errored: counted from the log's samples.
         error_type, error_message: the exception that ended the eval, "" if there was none.
-        sample_error_types: (type, message, status) of each errored sample, at most a handful.
+        sample_errors: (type, message, status) of each errored sample, at most a handful.
         oom_killed: the kernel or the cgroup counted an out-of-memory kill while the job ran.
         killed_for: why we killed it ourselves (`timeout`, `cancelled`, `spot`), None if we did not.
     """
@@ -184,36 +295,47 @@ def judge(evidence: JobEvidence) -> Category | None:
     """Why the attempt failed, None if it did not.
 
     A log whose status is `success` but in which every sample errored, or which has no sample, is a failure: counts come
-    from the samples, not from the status.
+    from the samples, not from the status. A complete log is one even if its process had to be killed afterwards.
     """
-    if evidence.log_status == "success" and evidence.samples_completed > 0 and not evidence.killed_for:
+    if evidence.log_status == "success" and evidence.samples_completed > 0:
         return None
     if evidence.killed_for is not None:
         return evidence.killed_for
-    if evidence.oom_killed and evidence.exit_status != 0:
-        return Category.OOM
-    if evidence.log_status in (None, "started") and evidence.exit_status == EXIT_CONFIG:
-        found = classify_exception(evidence.error_type, evidence.error_message, evidence.error_status)
-        return found if found in (Category.AUTH, Category.DISK_FULL) else Category.CONFIG
+    found = _of_facts(evidence)
+    # A killed child (a tool, a sandbox's client) shows as some error of the task: the kernel knows better.
+    healed_by_memory = found in (Category.TASK_ERROR, Category.CRASH, Category.SANDBOX)
+    return Category.OOM if evidence.oom_killed and healed_by_memory else found
+
+
+def _of_facts(evidence: JobEvidence) -> Category:
+    """The category by the errors, the log and the exit."""
+    error = (evidence.error_type, evidence.error_message, evidence.error_status)
+    errors = [*evidence.sample_errors, error] if evidence.error_type else list(evidence.sample_errors)
+    if any(classify_exception(*each) is Category.AUTH for each in errors):
+        return Category.AUTH  # a refused key makes the job stop itself, so its log says `cancelled`
     if evidence.log_status == "cancelled":
         return Category.CANCELLED
+    unfinished = evidence.log_status in (None, "started")
+    if unfinished and not evidence.error_type and evidence.exit_status not in (0, EXIT_CONFIG):
+        return Category.CRASH  # whatever its samples met before
+    if evidence.sample_errors or evidence.samples_errored:
+        return _of_samples(errors)
     if evidence.error_type:
-        return classify_exception(evidence.error_type, evidence.error_message, evidence.error_status)
-    if evidence.sample_errors:
-        return _of_samples(evidence.sample_errors)
-    if evidence.exit_status != 0 or evidence.log_status in (None, "started"):
-        return Category.CRASH
-    return Category.TASK_ERROR
+        found = classify_exception(*error)
+        # A task that could not be loaded for a lack of disk or network is worth another worker, else it is its own fault.
+        unloaded = unfinished and evidence.exit_status == EXIT_CONFIG
+        return Category.CONFIG if unloaded and found is Category.TASK_ERROR else found
+    if evidence.exit_status == EXIT_CONFIG:
+        return Category.CONFIG
+    return Category.CRASH if unfinished or evidence.exit_status != 0 else Category.TASK_ERROR
 
 
 def _of_samples(errors: list[tuple[str, str, int | None]]) -> Category:
-    """What the errored samples say together.
+    """What the errored samples say together, none of them a refused key.
 
-    A refused key stops everything; otherwise what another attempt may heal wins over a task's own error, because that
-    attempt runs only the errored samples again. What a sample raises never makes the job's configuration wrong.
+    What another attempt may heal (the most frequent such) wins over a task's own error, because that attempt runs only
+    the errored samples again. What a sample raises never makes the job's configuration wrong.
     """
-    found = {classify_exception(*error) for error in errors} - {Category.CONFIG, Category.CLOCK}
-    if Category.AUTH in found:
-        return Category.AUTH
-    healable = sorted(found - {Category.TASK_ERROR})
-    return healable[0] if healable else Category.TASK_ERROR
+    found = Counter(classify_exception(*error) for error in errors)
+    healable = [(-count, category) for category, count in found.items() if category not in NEVER_RETRIED]
+    return min(healable)[1] if healable else Category.TASK_ERROR

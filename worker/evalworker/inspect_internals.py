@@ -1,0 +1,352 @@
+"""The only module that touches what Inspect does not promise to keep: its command's callback, capture mode, running limits.
+
+Called by the planner and the option parser of the operator's machine, and by job processes; the agent never imports it. Every
+internal goes through `_internal`, so that a release of Inspect which moved one ends in one sentence instead of a traceback.
+"""
+
+import contextlib
+import importlib
+import importlib.metadata
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import click
+    from click.core import ParameterSource
+
+OLDEST = (0, 3, 285)
+BEFORE = (0, 4, 0)
+"""The versions of Inspect that this module was tried with: from OLDEST on, up to but not including BEFORE."""
+
+_CLI = "inspect_ai._cli.eval"
+_CAPTURE = "inspect_ai._eval.eval_set_manifest"
+
+INTERNALS: dict[str, tuple[str, ...]] = {
+    _CLI: ("eval_set_command", "eval_set", "process_common_options"),
+    _CAPTURE: ("INSPECT_EVAL_SET_CAPTURE", "EVAL_SET_CAPTURE_VERSION"),
+    "inspect_ai._eval.eval_set_overrides": ("INSPECT_EVAL_SET_OVERRIDES", "EvalSetOverrides"),
+    "inspect_ai._eval.eval_set_selection": ("INSPECT_EVAL_SET_SELECTION",),
+    "inspect_ai._eval.evalset": ("GENERATE_CONFIG_FIELDS_TO_EXCLUDE",),
+    "inspect_ai._eval.loader": ("load_file_tasks",),
+    "inspect_ai._sentinel._config": ("SentinelConfig",),
+    "inspect_ai._util.config": ("parse_cli_args",),
+    "inspect_ai._util.error": ("PrerequisiteError",),
+    "inspect_ai._util.registry": ("registry_lookup",),
+    "inspect_ai.approval._policy": ("ApprovalPolicyConfig",),
+    "inspect_ai.model._generate_config": ("GenerateConfigArgs",),
+    "inspect_ai.review._policy": ("ReviewPolicyConfig",),
+    "inspect_ai.scorer._reducer": ("reducer_log_name",),
+    "inspect_ai.util._concurrency": ("DynamicSampleLimiter", "ResizableLimiter", "_task_sample_semaphores"),
+    "inspect_ai.util._display": ("init_display_type",),
+}
+"""All that is used here, by module: what a test looks at when Inspect is upgraded."""
+
+CAPTURE_VERSION = 3
+"""The version of Inspect's capture manifest that `capture` reads."""
+
+
+class UnsupportedInspect(RuntimeError):
+    """The installed Inspect is not one that this module knows; the text is one sentence."""
+
+
+class InspectRefused(ValueError):
+    """Inspect does not accept the options, the tasks or the models; the text is Inspect's own sentence, without markup."""
+
+
+class TaskExited(RuntimeError):
+    """A task's code ended the process (`sys.exit`) while its tasks were being loaded. `code` is what it gave."""
+
+    def __init__(self, code: object) -> None:
+        super().__init__(f"the code of a task called sys.exit({code!r}) while it was being loaded")
+        self.code = code
+
+
+@dataclass(frozen=True)
+class CapturedTask:
+    """One resolved task with one model, as Inspect's capture mode reports it.
+
+    Attributes:
+        name: the task's own name, which may differ from its function's.
+        registry_name: the function's registered name, None for a task that no `@task` function made.
+        file: where it was loaded from, relative to the working directory; None for a task of a package.
+        args: its arguments as passed; `args_full` adds the defaults.
+        samples: how many samples the limits select; `epochs` how often each runs.
+        sequence: its place among the tasks of one model, from 0; Inspect lists the models one after the other.
+    """
+
+    name: str
+    model: str
+    samples: int
+    epochs: int
+    identifier: str
+    sequence: int = 0
+    registry_name: str | None = None
+    file: str | None = None
+    args: dict[str, Any] = field(default_factory=dict)
+    args_full: dict[str, Any] = field(default_factory=dict)
+    model_args: dict[str, Any] = field(default_factory=dict)
+
+
+def check_version() -> None:
+    """Raise UnsupportedInspect unless the installed Inspect is in the known range."""
+    text = importlib.metadata.version("inspect-ai")
+    found = tuple(int(number) for number in re.findall(r"\d+", text)[:3])
+    if not OLDEST <= found < BEFORE:
+        oldest, before = (".".join(map(str, version)) for version in (OLDEST, BEFORE))
+        raise UnsupportedInspect(
+            f"inspect-ai {text} is installed, but Inspect Fleet works with {oldest} or later, before {before}: install one of these"
+        )
+
+
+def _internal(module: str, name: str) -> Any:
+    """One internal of Inspect; raises UnsupportedInspect where a release has moved it."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        text = importlib.metadata.version("inspect-ai")
+        raise UnsupportedInspect(
+            f"inspect-ai {text} has no {module}.{name} any more, which Inspect Fleet needs: install an earlier version of it"
+        ) from error
+
+
+def plain(message: Any) -> str:
+    """Inspect's message as one line of plain text: rich markup and line feeds removed."""
+    from rich.console import Console
+    from rich.errors import MarkupError
+    from rich.text import Text
+
+    if isinstance(message, str):
+        try:
+            text = Text.from_markup(message).plain
+        except MarkupError:
+            text = message
+    else:
+        console = Console(width=10_000, color_system=None)
+        with console.capture() as captured:
+            console.print(message)
+        text = captured.get()
+    return re.sub(r"^(ERROR|Error): ", "", re.sub(r"\s+", " ", text).strip())
+
+
+@contextlib.contextmanager
+def _inspect_sentences() -> Iterator[None]:
+    """Turn Inspect's PrerequisiteError into ours."""
+    prerequisite = _internal("inspect_ai._util.error", "PrerequisiteError")
+    try:
+        yield
+    except prerequisite as error:
+        raise InspectRefused(plain(error.message)) from error
+
+
+@contextlib.contextmanager
+def _replaced(module: str, **replacements: Any) -> Iterator[None]:
+    """Give attributes of a module other values for a while. Not for use from two threads at once."""
+    loaded = importlib.import_module(module)
+    before = {name: _internal(module, name) for name in replacements}
+    try:
+        for name, value in replacements.items():
+            setattr(loaded, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(loaded, name, value)
+
+
+@contextlib.contextmanager
+def _environment(changes: dict[str, str | None]) -> Iterator[None]:
+    """Set environment variables for a while; None removes one."""
+    before = {name: os.environ.get(name) for name in changes}
+    try:
+        _set_environment(changes)
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def eval_set_params() -> "list[click.Parameter]":
+    """The parameters of Inspect's own `eval-set` command. They belong to Inspect: copy one before changing it."""
+    check_version()
+    return list(_internal(_CLI, "eval_set_command").params)
+
+
+def transport_fields() -> frozenset[str]:
+    """The generate-config fields that, by Inspect's own rule, do not change what a task's results are."""
+    return frozenset(_internal("inspect_ai._eval.evalset", "GENERATE_CONFIG_FIELDS_TO_EXCLUDE"))
+
+
+def generate_fields() -> frozenset[str]:
+    """The names of all generate-config fields, which `eval_set` takes as keyword arguments."""
+    return frozenset(_internal("inspect_ai.model._generate_config", "GenerateConfigArgs").__annotations__)
+
+
+def eval_set_arguments(
+    params: dict[str, Any], tasks: list[str], sources: "dict[str, ParameterSource] | None" = None
+) -> dict[str, Any]:
+    """What Inspect's own command would pass to `eval_set`.
+
+    Inspect's callback runs with a stand-in for `eval_set`, so the reading of `-T`, `--limit`, `--epochs-reducer` and all
+    others is Inspect's. What the command does to its process beside (display, `--env`, debugger) is left out. `--json` and
+    `--detach` are never passed on. Not for use from two threads at once.
+
+    Args:
+        params: values by Click's parameter names, as Click parsed them; one for each of `eval_set_params()` but `tasks`.
+        tasks: the task specs.
+        sources: where each value came from, by parameter name: Inspect asks where options exclude each other.
+
+    Raises:
+        InspectRefused: a value that Inspect does not accept.
+        click.UsageError: the same where Inspect itself words it for Click.
+    """
+    check_version()
+    import click
+
+    command = _internal(_CLI, "eval_set_command")
+    captured: dict[str, Any] = {}
+
+    def take(**arguments: Any) -> tuple[bool, list[Any]]:
+        captured.update(arguments)
+        return True, []
+
+    context = click.Context(command, info_name="inspect eval-set")
+    for name, source in (sources or {}).items():
+        context.set_parameter_source(name, source)
+    given = params | {"tasks": tuple(tasks), "json_output": False, "detach": False}
+    with _replaced(_CLI, eval_set=take, process_common_options=lambda _: None), _inspect_sentences(), context:
+        try:
+            command.callback(**given)
+        except click.exceptions.Exit:
+            pass
+        except (ValueError, TypeError, OSError) as error:
+            raise InspectRefused(f"Inspect cannot read an option: {plain(str(error))}") from error
+    if not captured:
+        raise UnsupportedInspect("Inspect's eval-set command no longer calls eval_set as Inspect Fleet expects")
+    return captured
+
+
+def parse_environment(values: tuple[str, ...] | list[str]) -> dict[str, str]:
+    """`--env NAME=VALUE` as Inspect reads it."""
+    parsed = _internal("inspect_ai._util.config", "parse_cli_args")(values, preserve_quoted_commas=True)
+    return {name: str(value) for name, value in parsed.items()}
+
+
+def apply_common_options(options: dict[str, Any]) -> None:
+    """Set display, `--env` and debugger of this process as Inspect's command does, which `eval_set_arguments` leaves out."""
+    _internal(_CLI, "process_common_options")(options)
+
+
+def capture(arguments: dict[str, Any]) -> list[CapturedTask]:
+    """Let Inspect resolve the tasks and models of `eval_set(**arguments)` without running anything.
+
+    Loads user code, and sets the display of this process to none: call it in a process that may be thrown away.
+
+    Raises:
+        InspectRefused: Inspect's own refusal (no such task, missing key, …).
+        TaskExited: a task's code called `sys.exit`.
+        Exception: whatever the user's code raises.
+    """
+    check_version()
+    from inspect_ai import eval_set
+
+    _internal("inspect_ai.util._display", "init_display_type")("none")
+    with tempfile.TemporaryDirectory(prefix="inspect-fleet-") as folder:
+        manifest = Path(folder) / "capture.json"
+        modes = {
+            _internal(_CAPTURE, "INSPECT_EVAL_SET_CAPTURE"): str(manifest),
+            _internal("inspect_ai._eval.eval_set_selection", "INSPECT_EVAL_SET_SELECTION"): None,
+            _internal("inspect_ai._eval.eval_set_overrides", "INSPECT_EVAL_SET_OVERRIDES"): None,
+        }
+        with _environment(modes), _inspect_sentences():
+            try:
+                eval_set(**(arguments | {"log_dir": str(Path(folder) / "logs"), "display": "none"}))
+            except SystemExit as end:
+                if not manifest.exists():
+                    raise TaskExited(end.code) from end
+        if not manifest.exists():
+            raise UnsupportedInspect("Inspect's eval_set no longer writes a capture manifest as Inspect Fleet expects")
+        return _captured(json.loads(manifest.read_bytes()))
+
+
+def _captured(manifest: dict[str, Any]) -> list[CapturedTask]:
+    if manifest["version"] != CAPTURE_VERSION:
+        raise UnsupportedInspect(
+            f"Inspect writes version {manifest['version']} of its capture manifest, Inspect Fleet reads {CAPTURE_VERSION}"
+        )
+    known = CapturedTask.__dataclass_fields__
+    return [
+        CapturedTask(**{key: value for key, value in task.items() if key in known and value is not None})
+        for task in manifest["tasks"]
+    ]
+
+
+def task_registered(name: str) -> bool:
+    """Whether an installed package (or code loaded before) has a task of this name."""
+    return _internal("inspect_ai._util.registry", "registry_lookup")("task", name) is not None
+
+
+def import_task_module(spec: str) -> None:
+    """Import what a task spec (without `@name`) names: a package's entry point, or the module of a file. Runs user code."""
+    if not task_registered(spec) and (path := Path(spec)).suffix == ".py":
+        _internal("inspect_ai._eval.loader", "load_file_tasks")(path.absolute())
+
+
+def set_sample_limit(n: int) -> int:
+    """Change how many samples the running tasks of this process have in flight; lowering never interrupts a sample.
+
+    Must be called in the thread of the event loop that runs the eval (`loop.call_soon_threadsafe`), because the limiters
+    belong to the loop. Returns the number of tasks changed: 0 before the task has started, so call again then; a task's own
+    retries keep the limit. Raises ValueError below 1.
+    """
+    if n < 1:
+        raise ValueError(f"a limit on samples in flight must be at least 1, not {n}")
+    module = "inspect_ai.util._concurrency"
+    limiters = _internal(module, "_task_sample_semaphores").values()
+    dynamic = _internal(module, "DynamicSampleLimiter")
+    for limiter in limiters:
+        if isinstance(limiter, dynamic):
+            limiter.set_override(n)
+        else:
+            limiter.limit = n
+    return len(limiters)
+
+
+def reducer_names(epochs: Any) -> list[str] | None:
+    """The names of an `Epochs`' reducers, from which Inspect makes the same ones again; None for the default."""
+    if epochs.reducer is None:
+        return None
+    name = _internal("inspect_ai.scorer._reducer", "reducer_log_name")
+    return [name(reducer) for reducer in epochs.reducer]
+
+
+def checkpoint_to_json(config: Any) -> dict[str, Any]:
+    """A CheckpointConfig in the wire form that Inspect gives to external runners."""
+    overrides = _internal("inspect_ai._eval.eval_set_overrides", "EvalSetOverrides")(checkpoint=config)
+    return dict(overrides.model_dump(mode="json", exclude_none=True)["checkpoint"])
+
+
+def checkpoint_from_json(value: dict[str, Any]) -> Any:
+    """The CheckpointConfig that `checkpoint_to_json` wrote."""
+    return (
+        _internal("inspect_ai._eval.eval_set_overrides", "EvalSetOverrides")
+        .model_validate({"checkpoint": value})
+        .checkpoint
+    )
+
+
+def config_class(name: str) -> Any:
+    """A pydantic class of Inspect that has no public name: ApprovalPolicyConfig, ReviewPolicyConfig or SentinelConfig."""
+    module = next(module for module, names in INTERNALS.items() if name in names)
+    return _internal(module, name)
