@@ -1,7 +1,7 @@
 """An agent task whose one scorer gives two verdicts a sample: did the main task succeed, and did a hidden side task.
 
 No sandbox is needed: the machine that the agent works on is a table of files in the sample's store. The scorer's name and keys
-are those that the recipes of docs/fleet.md read: `.scores.linux_scorer.value.main_task_success`.
+are those that the documented `jq` recipes read: `.scores.linux_scorer.value.main_task_success`.
 
     ct run eval examples/linux_agent.py --model scripted/comply
 """

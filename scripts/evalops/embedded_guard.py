@@ -87,7 +87,7 @@ def watch(root: str, fleet_id: str, started: datetime, wait: Callable[[float], b
     from evalworker.storage import Missing, open_storage
 
     storage = open_storage(root)
-    etag = state = deadline = None
+    etag = state = deadline = said = None
     while True:
         try:
             stored = storage.get_if_changed(layout.control(fleet_id), etag)
@@ -100,7 +100,9 @@ def watch(root: str, fleet_id: str, started: datetime, wait: Callable[[float], b
         except Missing:
             pass
         except (ServiceError, Unreadable) as error:  # the last known deadline still ends it
-            print(f"embedded queues: {error}", file=sys.stderr, flush=True)  # noqa: T201
+            if str(error) != said:  # once, not at every look
+                said = str(error)
+                print(f"embedded queues: {said}", file=sys.stderr, flush=True)  # noqa: T201
         if is_over(state, deadline, started, datetime.now(UTC)) or wait(POLL_S):
             return
 

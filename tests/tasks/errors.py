@@ -22,7 +22,7 @@ KINDS: dict[str, Callable[[], Exception]] = {
     "file": lambda: OSError(errno.ENOENT, "No such file or directory", "/tmp/x"),
     "memory": lambda: MemoryError("no more"),
     "connection": lambda: ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
-    "timeout": lambda: TimeoutError("took too long"),
+    "timeout": lambda: TimeoutError("took too long"),  # Inspect takes it for a limit and scores the sample
     "lookup": lambda: LookupError("no such thing"),
     "key": lambda: KeyError("429"),
     "module": lambda: ModuleNotFoundError("No module named 'x'"),

@@ -10,6 +10,8 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
+from email.utils import parsedate_to_datetime
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -23,16 +25,18 @@ from botocore.exceptions import (
     NoRegionError,
     ProfileNotFound,
 )
+from botocore.exceptions import ConnectionError as BotocoreConnectionError
 
 from evalworker.contract.documents import Lane
 from evalworker.contract.failures import Category
+from evalworker.contract.wire import now
 
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
 """Longer than the longest long poll (20 s)."""
 
 _COMMON = Config(
-    retries={"mode": "standard", "max_attempts": 4},  # four tries in all, exponential back-off with jitter
+    retries={"mode": "standard", "total_max_attempts": 4},  # four tries in all, exponential back-off with jitter
     connect_timeout=CONNECT_TIMEOUT_S,
     read_timeout=READ_TIMEOUT_S,
     max_pool_connections=16,
@@ -130,18 +134,20 @@ class Fault:
     Attributes:
         code: the service's error code, or the exception's class.
         status: the HTTP status, 0 without an answer.
+        text: one clause for a person.
         category: for the failure table; None where it depends on what was called.
         retryable: sending the same again later may work.
         credentials: the user's credentials are missing or have expired; `text` says how to renew them.
-        text: one clause for a person.
+        resent: botocore had sent the request before, so an earlier sending may have been carried out.
     """
 
     code: str
     status: int
-    category: Category | None
-    retryable: bool
-    credentials: bool
     text: str
+    category: Category | None = None
+    retryable: bool = False
+    credentials: bool = False
+    resent: bool = False
 
 
 class ServiceError(RuntimeError):
@@ -172,26 +178,26 @@ class ServiceError(RuntimeError):
 
 
 _RENEW = "renew the credentials (`aws sso login`, or new values in the environment) and run the same command again"
-_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
-_ABSENT = frozenset({"InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId", "InvalidToken"})
-_ABSENT_TYPES = frozenset(
-    {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError"}
-)
-_EXPIRED_TYPES = frozenset(
-    {"SSOTokenLoadError", "UnauthorizedSSOTokenError", "SSOError", "RefreshWithMFAUnsupportedError"}
-)
-_CLOCK = frozenset({"RequestTimeTooSkewed", "RequestInTheFuture", "SignatureNotYetCurrent"})
-_DENIED = frozenset({"AccessDenied", "AccessDeniedException", "AllAccessDisabled", "KMS.AccessDeniedException", "403"})
-_BUSY = frozenset(
-    {
-        "Throttling",
-        "ThrottlingException",
-        "RequestThrottled",
-        "SlowDown",
-        "RequestLimitExceeded",
-        "TooManyRequestsException",
-    }
-)
+_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}) | {
+    "SSOTokenLoadError",
+    "UnauthorizedSSOTokenError",
+    "SSOError",
+    "TokenRetrievalError",
+}
+_UNUSABLE = frozenset({"InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId", "InvalidToken"}) | {
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+}
+_CLOCK = frozenset({"RequestTimeTooSkewed", "RequestExpired", "RequestInTheFuture", "SignatureNotYetCurrent"})
+_CLOCK_TEXT = ("signature expired", "signature not yet current")
+_DENIED = frozenset({"AccessDenied", "AccessDeniedException", "AllAccessDisabled", "KMS.AccessDeniedException"})
+_BUSY = frozenset({"Throttling", "ThrottlingException", "RequestThrottled", "RequestLimitExceeded", "SlowDown"})
+_UNREACHED = (HTTPClientError, BotocoreConnectionError, ConnectionError, TimeoutError)
+_BROKEN_OFF = frozenset({"IncompleteReadError", "ResponseStreamingError"})
+
+SKEW = timedelta(minutes=5)
+"""The smallest difference of clocks at which an AWS service refuses a signature."""
 
 
 def explain(error: BaseException) -> Fault:
@@ -201,38 +207,42 @@ def explain(error: BaseException) -> Fault:
         error = inner  # boto3's transfers wrap what the service said
     if isinstance(error, ClientError):
         return _of_answer(error)
-    name = type(error).__name__
-    if name in _EXPIRED_TYPES:
-        return Fault(name, 0, None, False, True, f"the AWS credentials have expired; {_RENEW}")
-    if name in _ABSENT_TYPES:
-        return Fault(name, 0, None, False, True, f"there are no usable AWS credentials; {_RENEW}")
+    name, text = type(error).__name__, " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    if name in _EXPIRED | _UNUSABLE:
+        return _of_credentials(name, 0)
     if isinstance(error, ProfileNotFound | NoRegionError):
-        return Fault(name, 0, Category.CONFIG, False, False, f"{_line(error)} Set AWS_PROFILE or AWS_DEFAULT_REGION")
+        return Fault(name, 0, f"{text}; set AWS_PROFILE or AWS_DEFAULT_REGION", Category.CONFIG)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Fault(name, 0, Category.DISK_FULL, False, False, f"{_line(error)}; free some space")
-    retryable = isinstance(error, HTTPClientError | ConnectionError | TimeoutError) or name in (
-        "IncompleteReadError",
-        "ResponseStreamingError",
-    )
-    return Fault(name, 0, None, retryable, False, _line(error))
+        return Fault(name, 0, f"{text}; free some space", Category.DISK_FULL)
+    again = isinstance(error, _UNREACHED) or name in _BROKEN_OFF
+    return Fault(name, 0, text, retryable=again)
 
 
 def _of_answer(error: ClientError) -> Fault:
-    code = str(error.response.get("Error", {}).get("Code", ""))
-    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    said = f"{code}: {str(error.response.get('Error', {}).get('Message', '')).strip()}".rstrip(": .")
-    if code in _CLOCK or (code == "SignatureDoesNotMatch" and "expired" in said.lower()):
-        text = f"this machine's clock is wrong ({said}); set it (`timedatectl set-ntp true`)"
-        return Fault(code, status, Category.CLOCK, True, False, text)
-    if code in _EXPIRED:
-        return Fault(code, status, None, False, True, f"the AWS credentials have expired; {_RENEW}")
-    if code in _ABSENT:
-        return Fault(code, status, None, False, True, f"AWS does not know the credentials ({code}); {_RENEW}")
-    if code in _DENIED or status == 403:
-        text = f"access denied ({said}); the role or user in use lacks the permission"
-        return Fault(code, status, None, False, False, text)
-    return Fault(code, status, None, status >= 500 or status == 429 or code in _BUSY, False, said)
+    said, about = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
+    code, status = str(said.get("Code", "")), int(about.get("HTTPStatusCode", 0))
+    text = f"{code}: {str(said.get('Message', '')).strip()}".rstrip(": .")
+    denied = code in _DENIED or status == 403
+    if code in _EXPIRED | _UNUSABLE:
+        return _of_credentials(code, status)
+    if code in _CLOCK or any(part in text.lower() for part in _CLOCK_TEXT) or (denied and _skewed(about)):
+        told = f"this machine's clock is wrong ({text}); set it (`timedatectl set-ntp true`)"
+        return Fault(code, status, told, Category.CLOCK, retryable=True)
+    if denied:
+        return Fault(code, status, f"access denied ({text}); the role or user in use lacks the permission")
+    again = status >= 500 or status == 429 or code in _BUSY
+    return Fault(code, status, text, retryable=again, resent=about.get("RetryAttempts", 0) > 0)
 
 
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def _of_credentials(code: str, status: int) -> Fault:
+    what = "the AWS credentials have expired" if code in _EXPIRED else f"there are no usable AWS credentials ({code})"
+    return Fault(code, status, f"{what}; {_RENEW}", credentials=True)
+
+
+def _skewed(about: Any) -> bool:
+    """Whether our clock differs from the service's by what it refuses: the answer to a HEAD says no more than 403."""
+    try:
+        theirs = parsedate_to_datetime(about["HTTPHeaders"]["date"])
+        return abs(theirs - now()) > SKEW
+    except (KeyError, TypeError, ValueError):
+        return False

@@ -31,7 +31,8 @@ class Manifest(Wire):
     """A run as submitted; written once per round by the controller. Holds no secret.
 
     `arguments` are `eval_set`'s keyword arguments as typed values (`evalworker.arguments` reads and writes them);
-    `submit_dir` is where the run was submitted, relative to `code_root`; `environment` are the names and values of `--env`.
+    `submit_dir` is where the run was submitted, relative to `code_root`; `environment` are the names and values of `--env`;
+    `work_dir` is where local workers keep their directories.
     """
 
     type: Literal["manifest"] = "manifest"
@@ -47,7 +48,7 @@ class Manifest(Wire):
     versions: dict[str, str] = {}
     git: dict[str, Any] | None = None
     owner: str = ""
-    command: list[str] = []
+    work_dir: str | None = None
 
 
 class Limits(Part):
@@ -57,6 +58,7 @@ class Limits(Part):
     slots: int | None = None
     visibility_s: int = 60
     heartbeat_s: float = 10.0
+    control_s: float = 10.0
     idle_s: float = 300.0
     job_timeout_s: float | None = None
     partial_s: float = 60.0
@@ -65,8 +67,9 @@ class Limits(Part):
 class Control(Wire):
     """What the controller tells the workers; written by the controller alone, read by workers every few seconds.
 
-    `state`: `running`; `draining` (finish what runs, take nothing new); `stopping` (interrupt what runs, keep partial logs);
-    `ended`. `beat` is the controller's last sign of life; `round` is the current one, messages of older rounds are deleted.
+    `state`: `running`; `draining` (finish what runs, take nothing new); `stopping` (interrupt what runs, keep partial logs; with
+    `at_once`, without letting jobs flush); `ended`. `beat` is the controller's last sign of life; `round` is the current one,
+    messages of older rounds are deleted. `ct fleet stop` alone writes it from outside.
     """
 
     type: Literal["control"] = "control"
@@ -75,6 +78,7 @@ class Control(Wire):
     state: Literal["running", "draining", "stopping", "ended"]
     deadline: datetime
     beat: datetime
+    at_once: bool = False
     budgeted: bool = False
     controller: str = ""
     limits: Limits = Limits()

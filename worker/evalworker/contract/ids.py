@@ -7,6 +7,7 @@ ones. They keep their type and never become a path; what needs a name gets `slug
 import hashlib
 import re
 import secrets
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,7 +15,8 @@ from evalworker.contract.jsonio import canonical
 
 _RUN_ID = re.compile(
     r"(?P<stamp>\d{4}-\d{2}-\d{2}-\d{2}-\d{2}-\d{2})(-[0-9a-f]{8})?"
-    r"|\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}\+\d{2}-\d{2}-[0-9a-f]{4,8}"
+    r"|\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}\+\d{2}-\d{2}-[0-9a-f]{4,8}",
+    re.ASCII,
 )
 _JOB_ID = re.compile(r"[0-9a-f]{16}")
 
@@ -61,6 +63,12 @@ def job_id(
 def sample_key(sample_id: SampleId, epoch: int) -> tuple[str, int]:
     """A dictionary key for (sample, epoch) that tells 1 from "1"."""
     return canonical(sample_id), epoch
+
+
+def digest_of_keys(samples: Iterable[tuple[tuple[str, int], str | None]]) -> str:
+    """A fingerprint of (sample key, uuid) pairs in any order."""
+    lines = sorted(canonical([key, epoch, uuid]) for (key, epoch), uuid in samples)
+    return hashlib.sha256("\n".join(lines).encode("ascii")).hexdigest()[:32]
 
 
 def slug(text: str, limit: int = 64) -> str:

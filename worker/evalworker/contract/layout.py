@@ -47,9 +47,14 @@ def job_done(fleet_id: str, job_id: str, round_: int) -> str:
     return f"{check_run_id(fleet_id)}/{check_job_id(job_id)}.done-{round_}.json"
 
 
+def worker_logs(fleet_id: str) -> str:
+    """The prefix of the workers' logs."""
+    return f"{check_run_id(fleet_id)}/workers/"
+
+
 def worker_log(fleet_id: str, worker: str) -> str:
     """A worker's boot and run log."""
-    return f"{check_run_id(fleet_id)}/workers/{slug(worker)}.log"
+    return f"{worker_logs(fleet_id)}{slug(worker)}.log"
 
 
 def report(fleet_id: str) -> str:

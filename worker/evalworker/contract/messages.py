@@ -19,13 +19,18 @@ MAX_MESSAGE_BYTES = 32 * 1024
 
 
 class Job(Wire):
-    """One attempt of one job, to be taken by any worker of the fleet. The rest is in the manifest."""
+    """One attempt of one job, to be taken by any worker of the fleet. The rest is in the manifest.
+
+    Attempts are counted through all rounds (their keys are created once); `base` are those of earlier rounds, which do not count
+    against the retry policy.
+    """
 
     type: Literal["job"] = "job"
     fleet_id: str
     round: int
     job_id: str
     attempt: int
+    base: int = 0
 
 
 class _FromWorker(Wire):
@@ -111,9 +116,9 @@ class SampleCounts(Part):
 class AttemptDone(_FromWorker):
     """An attempt ended; stored as its `end.json` before it is posted.
 
-    `ended`: the job has ended with it (else a retry is due after `retry_after_s`). `kept`/`redone`: samples taken over from
-    the attempt before, and samples that attempt had begun or finished and this one ran again. `log`: key of the attempt's
-    log. `digest`: of the (id, epoch, uuid) of the log's samples, which the controller compares with its stream.
+    `ended`: the job has ended with it (else a retry is due after `retry_after_s`). `kept`: samples taken over from the attempt
+    before. `log`: key of the attempt's log; `log_name` is the name that Inspect gave it; `metrics` are its scores as
+    `scorer/metric`. `digest`: of the (id, epoch, uuid) of the log's samples, which the controller compares with its stream.
     """
 
     type: Literal["attempt_done"] = "attempt_done"
@@ -128,7 +133,7 @@ class AttemptDone(_FromWorker):
     duration_s: float
     samples: SampleCounts
     kept: int = 0
-    redone: int = 0
+    metrics: dict[str, float | None] = {}
     log: str | None = None
     log_name: str | None = None
     digest: str | None = None
@@ -176,6 +181,7 @@ def fit(message: FromWorker, limit: int = MAX_MESSAGE_BYTES) -> str:
             return text
     if "scores" in body:
         body["scores"] = {str(name)[:64]: {"value": None} for name in list(body["scores"])[:50]}
+        body["model_usage"] = dict(list(body["model_usage"].items())[:50])
         text = dumps(body)
     if len(text) > limit:
         raise ValueError(f"a {message.type} message of {len(text)} bytes cannot be cut to {limit}")

@@ -140,7 +140,8 @@ class S3Storage:
         for page in self._pages(prefix):
             for item in page.get("Contents", []):
                 key = item["Key"][len(self._prefix) :]
-                yield Info(key, item["Size"], item["ETag"], item["LastModified"])
+                if not key.endswith("/"):  # the console's folders are no objects of ours
+                    yield Info(key, item["Size"], item["ETag"], item["LastModified"])
 
     def list_dirs(self, prefix: str) -> Iterator[str]:
         """See Storage."""
@@ -199,8 +200,7 @@ class S3Storage:
                 return str(self._client.put_object(**self._at(key), Body=body, **condition)["ETag"])
             except (ClientError, BotoCoreError) as error:
                 fault = explain(error)
-                retries = getattr(error, "response", {}).get("ResponseMetadata", {}).get("RetryAttempts", 0)
-                uncertain = uncertain or retries > 0
+                uncertain = uncertain or fault.resent
                 if fault.status == 412 or (fault.status == 404 and "IfMatch" in condition and fault.code in _GONE):
                     own = self._own(key, body) if uncertain else None
                     if own is None:

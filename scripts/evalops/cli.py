@@ -1,0 +1,71 @@
+"""The command trees `ies` and `ct`: one set of commands under the two names that their users type.
+
+Commands are imported when they are used: `ies --help` must not wait for Inspect.
+"""
+
+import importlib
+from typing import Any
+
+import click
+
+from evalops.settings import load_env
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are named by `module:attribute` and imported at their first use."""
+
+    def __init__(self, *args: Any, lazy: dict[str, tuple[str, str]] | None = None, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self._lazy = lazy or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in the order of the seed documents."""
+        return [*self._lazy, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command."""
+        if cmd_name not in self._lazy:
+            return super().get_command(ctx, cmd_name)
+        module, attribute = self._lazy[cmd_name][0].split(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands by the sentences given here, without importing them."""
+        rows = [(name, text) for name, (_, text) in self._lazy.items()]
+        rows += [(name, command.get_short_help_str()) for name, command in self.commands.items()]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+RUN_FLEET = ("evalops.commands.run:run_eval", "Run an evaluation on a fleet of workers.")
+FLEET = ("evalops.commands.fleet:fleet", "Watch and stop fleets.")
+
+
+@click.group(cls=LazyGroup, lazy={"fleet": RUN_FLEET})
+def _ies_run() -> None:
+    """Run evaluations."""
+
+
+@click.group(cls=LazyGroup, lazy={"eval": RUN_FLEET})
+def _ct_run() -> None:
+    """Run evaluations."""
+
+
+@click.group(cls=LazyGroup, lazy={"fleet": FLEET})
+@click.version_option(package_name="inspect-fleet")
+def ies() -> None:
+    """Run Inspect evaluations, follow them, and publish their results."""
+    load_env()
+
+
+@click.group(cls=LazyGroup, lazy={"fleet": FLEET})
+@click.version_option(package_name="inspect-fleet")
+def ct() -> None:
+    """Run Inspect evaluations on a fleet of workers."""
+    load_env()
+
+
+ies.add_command(_ies_run, "run")
+ct.add_command(_ct_run, "run")

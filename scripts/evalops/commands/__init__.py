@@ -1,0 +1,1 @@
+"""The Click commands: each parses, calls one function of the library, and prints."""

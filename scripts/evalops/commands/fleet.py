@@ -1,0 +1,259 @@
+"""`ct fleet …`: look at fleets, read their workers' logs, drive one on, stop one."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from evalops import ui
+from evalops.commands.run import RunId, follow
+from evalops.fleet import look, submit
+from evalops.fleet.view import line_of, scores_text
+from evalops.settings import settings
+from evalworker.aws import ServiceError
+from evalworker.contract import layout
+from evalworker.contract.documents import Control
+from evalworker.contract.wire import Unreadable, now, stamp
+from evalworker.storage import Changed, Missing, Storage, open_storage
+
+STOP_WAIT_S = 120.0
+"""How long `stop` waits for the controller to write the summary before it says so and leaves."""
+
+
+def _storage() -> Storage:
+    return open_storage(settings().root)
+
+
+def _look(storage: Storage, fleet_id: str) -> look.Sight:
+    try:
+        return look.look(storage, fleet_id)
+    except Missing:
+        ui.fail(f"there is no fleet {fleet_id} under {settings().root}: check the id and S3_BUCKET_NAME")
+    except Unreadable as error:
+        ui.fail(f"the fleet {fleet_id} cannot be read by this version: {error}")
+
+
+class FleetGroup(click.Group):
+    """Turns errors of the stores into one sentence, for every command below."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except ServiceError as error:
+            ui.fail(str(error))
+
+
+@click.group(cls=FleetGroup)
+def fleet() -> None:
+    """Watch, attach to and stop fleets."""
+
+
+json_option = click.option("--json", "json_output", is_flag=True, help="Print JSON, for programs.")
+
+
+@fleet.command("list")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="How many of the newest.")
+@json_option
+def list_(limit: int, json_output: bool) -> None:
+    """List the newest fleets."""
+    rows = [_list_row(*found) for found in look.fleets(_storage(), limit)]
+    if json_output:
+        for row in rows:
+            ui.emit_json(row)
+        return
+    columns = ["fleet", "state", "round", "jobs", "samples", "backend", "owner", "deadline"]
+    ui.table(columns, [[row[column] for column in columns] for row in rows], right=["round", "jobs", "samples"])
+
+
+def _list_row(fleet_id: str, manifest: Any, control: Control | None) -> dict[str, Any]:
+    return {
+        "fleet": fleet_id,
+        "state": control.state if control else "unreadable",
+        "round": control.round if control else None,
+        "jobs": len(manifest.jobs) if manifest else None,
+        "samples": sum(spec.samples for spec in manifest.jobs) if manifest else None,
+        "backend": manifest.backend if manifest else None,
+        "owner": manifest.owner if manifest else None,
+        "deadline": stamp(control.deadline) if control else None,
+    }
+
+
+@fleet.command()
+@click.argument("fleet_id", type=RunId())
+@json_option
+def status(fleet_id: str, json_output: bool) -> None:
+    """Show a fleet's jobs and workers, and what it waits for."""
+    sight = _look(_storage(), fleet_id)
+    if json_output:
+        ui.emit_json(_status_record(sight))
+        return
+    online = sum(worker.state == "online" for worker in sight.workers.values())
+    elapsed = ((sight.last_event or now()) - sight.manifest.created).total_seconds()
+    click.echo(f"{fleet_id}  {sight.state}, round {sight.control.round}, deadline {stamp(sight.control.deadline)}")
+    click.echo(line_of(sight.ledger, 0 if sight.control.state == "ended" else online, elapsed, None))
+    if sight.control.state != "ended":
+        click.echo(f"{sight.samples_per_minute:.1f} samples a minute, {sight.ledger.tokens} tokens so far")
+    if sight.waiting_for:
+        click.echo(f"waiting for: {sight.waiting_for}")
+    if sight.summary and sight.summary.get("reason"):
+        click.echo(f"ended early: {sight.summary['reason']}")
+    click.echo()
+    ui.table(
+        ["task", "model", "status", "scores", "completed", "errored", "total", "attempts"],
+        [_job_row(job) for job in sight.ledger.jobs.values()],
+        right=["completed", "errored", "total", "attempts"],
+    )
+    if sight.workers:
+        click.echo()
+        rows = [[w.instance_id, w.lifecycle, w.slots, w.state, stamp(w.since)] for w in sight.workers.values()]
+        ui.table(["worker", "lifecycle", "slots", "state", "online since"], rows, right=["slots"])
+
+
+def _job_row(job: Any) -> list[object]:
+    errored = sum(said.errored for said in job.said.values())
+    counts = (len(job.said) - errored, errored, job.spec.samples)
+    if job.done is not None:
+        counts = (job.done.samples.completed, job.done.samples.errored, job.done.samples.total)
+    shown = job.status
+    if job.done is not None and job.done.failure_category is not None:
+        shown += f": {job.done.failure_category}"
+    return [
+        job.spec.name,
+        job.spec.model,
+        shown,
+        scores_text(job.done.metrics) if job.done else None,
+        *counts,
+        job.attempt,
+    ]
+
+
+def _status_record(sight: look.Sight) -> dict[str, Any]:
+    return {
+        "fleet_id": sight.manifest.fleet_id,
+        "state": sight.state,
+        "round": sight.control.round,
+        "deadline": stamp(sight.control.deadline),
+        "controller": sight.control.controller,
+        "beat_age_s": round(sight.beat_age_s, 1),
+        "samples": sight.ledger.samples.model_dump(),
+        "samples_per_minute": round(sight.samples_per_minute, 2),
+        "tokens": sight.ledger.tokens,
+        "cost_usd": {"tokens": sight.ledger.token_cost, "machines": None},
+        "waiting_for": sight.waiting_for,
+        "summary": sight.summary,
+        "jobs": [
+            {
+                "job_id": job.spec.job_id,
+                "task": job.spec.name,
+                "model": job.spec.model,
+                "status": job.status,
+                "attempt": job.attempt,
+                "failure_category": job.done.failure_category if job.done else None,
+                "error_summary": job.done.error_summary if job.done else None,
+                "metrics": job.done.metrics if job.done else {},
+            }
+            for job in sight.ledger.jobs.values()
+        ],
+        "workers": [
+            {"instance_id": w.instance_id, "lifecycle": w.lifecycle, "slots": w.slots, "state": w.state}
+            for w in sight.workers.values()
+        ],
+    }
+
+
+@fleet.command()
+@click.argument("fleet_id", type=RunId())
+@click.option("--max-workers", type=click.IntRange(1), default=2, show_default=True, help="Workers at the most.")
+@click.option("--json", "json_output", is_flag=True, help="Print a launch record and a done record.")
+def attach(fleet_id: str, max_workers: int, json_output: bool) -> None:
+    """Drive a fleet on whose controller has gone, from any directory that has the same root."""
+    surroundings = settings()
+    storage = submit.open_root(surroundings)
+    manifest = submit.read_manifest(storage, surroundings, fleet_id)
+    controller = submit.attach(surroundings, storage, submit.Request(workers=max_workers, quiet=json_output), manifest)
+    follow(controller, surroundings, json_output=json_output)
+
+
+@fleet.command()
+@click.argument("fleet_id", type=RunId())
+@click.option("--now", "at_once", is_flag=True, help="End running jobs without letting them flush.")
+@json_option
+def stop(fleet_id: str, at_once: bool, json_output: bool) -> None:
+    """Stop a fleet: running jobs keep their partial logs, what is open is cancelled, --run-id resumes."""
+    storage = _storage()
+    control = _ask_to_stop(storage, fleet_id, at_once)
+    surroundings = settings()
+    if control.state != "ended":
+        if submit.controller_gone(control):
+            manifest = submit.read_manifest(storage, surroundings, fleet_id)
+            submit.attach(surroundings, storage, submit.Request(quiet=True), manifest).run()
+        else:
+            _wait_for_end(storage, fleet_id)
+    sight = _look(storage, fleet_id)
+    if json_output:
+        ui.emit_json(_status_record(sight))
+    else:
+        samples = sight.ledger.samples
+        click.echo(f"{fleet_id} {sight.state}: {samples.completed} of {samples.total} samples completed")
+
+
+def _ask_to_stop(storage: Storage, fleet_id: str, at_once: bool) -> Control:
+    """Write the wish into control.json, between the controller's own writes."""
+    key = layout.control(fleet_id)
+    while True:
+        try:
+            stored = storage.get(key)
+        except Missing:
+            ui.fail(f"there is no fleet {fleet_id} under {settings().root}: check the id and S3_BUCKET_NAME")
+        control = Control.from_json(stored.body)
+        if control.state == "ended":
+            return control
+        wish = control.model_copy(update={"state": "stopping", "at_once": at_once or control.at_once})
+        try:
+            storage.replace(key, wish.to_bytes(), stored.etag)
+            return wish
+        except Changed:
+            continue
+
+
+def _wait_for_end(storage: Storage, fleet_id: str) -> None:
+    end = time.monotonic() + STOP_WAIT_S
+    while Control.from_json(storage.get(layout.control(fleet_id)).body).state != "ended":
+        if time.monotonic() > end:
+            ui.fail(
+                f"the fleet {fleet_id} has been told to stop and has not ended yet: see ct fleet status {fleet_id}",
+                ui.EXIT_LEFT_RUNNING,
+            )
+        time.sleep(0.5)
+
+
+@fleet.command()
+@click.argument("fleet_id", type=RunId())
+@click.option("--worker", help="Only this worker.")
+@click.option("--lines", type=click.IntRange(1), default=50, show_default=True, help="The last lines of each log.")
+@json_option
+def logs(fleet_id: str, worker: str | None, lines: int, json_output: bool) -> None:
+    """Print the workers' logs: of ended ones from storage, of those on this machine as they grow."""
+    storage = _storage()
+    manifest = submit.read_manifest(storage, settings(), fleet_id)
+    found: dict[str, bytes] = {}
+    for info in storage.list(layout.worker_logs(fleet_id)):
+        name = Path(info.key).stem
+        if worker is None or name == worker:
+            start = max(0, info.size - lines * 400)
+            found[name] = storage.read_range(info.key, start, info.size - start) if info.size else b""
+    live = Path(manifest.work_dir) if manifest.work_dir else None
+    for path in sorted(live.glob("*/worker.log")) if live is not None and live.is_dir() else ():
+        if worker is None or path.parent.name == worker:
+            found[path.parent.name] = path.read_bytes()[-lines * 400 :]
+    if worker is not None and not found:
+        ui.fail(f"the fleet {fleet_id} has no log of a worker {worker}: see ct fleet status {fleet_id}")
+    for name, body in sorted(found.items()):
+        text = body.decode("utf-8", "replace").splitlines()[-lines:]
+        if json_output:
+            ui.emit_json({"worker": name, "lines": text})
+            continue
+        click.echo(f"== {name}")
+        click.echo(ui.printable("\n".join(text)))

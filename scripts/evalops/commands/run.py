@@ -1,0 +1,264 @@
+"""`ct run eval` and `ies run fleet`: submit an evaluation to a fleet and follow it to its end."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+from evalops import planner
+from evalops.fleet import submit
+from evalops.fleet.controller import Controller, Verdict, launch_record
+from evalops.fleet.stream import Fenced
+from evalops.fleet.view import results_table
+from evalops.inspect_options import InspectCommand, typed_arguments
+from evalops.settings import Settings, settings
+from evalops.ui import EXIT_FAILURES, EXIT_LEFT_RUNNING, EXIT_STOPPED, EXIT_USAGE, Failure, emit_json, fail, note
+from evalworker.arguments import encode
+from evalworker.aws import ServiceError
+from evalworker.contract import layout
+from evalworker.contract.documents import JobSpec, Manifest
+from evalworker.contract.ids import BadId, check_run_id
+from evalworker.storage import Storage
+
+EXIT_CODES = {
+    "complete": 0,
+    "failures": EXIT_FAILURES,
+    "stopped": EXIT_STOPPED,
+    "left": EXIT_LEFT_RUNNING,
+    "cancelled": 130,
+}
+
+
+class RunId(click.ParamType[str]):
+    """A run id in any of its forms."""
+
+    name = "RUN_ID"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check it."""
+        try:
+            return check_run_id(value)
+        except BadId as error:
+            self.fail(str(error), param, ctx)
+
+
+class Duration(click.ParamType[timedelta]):
+    """A duration such as 90m, 12h or 2d."""
+
+    name = "DURATION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        """Parse it."""
+        if isinstance(value, timedelta):
+            return value
+        try:
+            return submit.deadline_of(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command(cls=InspectCommand)
+@click.option("--local", "backend", flag_value="local", default="local", help="Workers on this machine (the default).")
+@click.option("--ec2", "backend", flag_value="ec2", help="Workers on EC2 instances.")
+@click.option("--max-workers", type=click.IntRange(1), default=2, show_default=True, help="Workers at the most.")
+@click.option(
+    "--concurrency-per-worker",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    help="Samples in flight on each worker, shared by its running jobs.",
+)
+@click.option("--slots", type=click.IntRange(1), help="Jobs at once on each worker (default: its share of the CPUs).")
+@click.option("--run-id", type=RunId(), help="Resume this run: only what has not completed runs again.")
+@click.option("--new-fleet", is_flag=True, help="Start a fleet even if one with the same jobs is running.")
+@click.option("--estimate", is_flag=True, help="Print jobs, samples and workers, and stop.")
+@click.option("--yes", is_flag=True, help="Answer yes to whatever would be asked.")
+@click.option(
+    "--deadline", type=Duration(), default="12h", show_default=True, help="When the fleet ends whatever happens."
+)
+@click.option("--job-timeout", type=Duration(), help="The longest that one attempt of a job may run.")
+@click.option(
+    "--json", "json_output", is_flag=True, help="Print a launch record and a done record, one JSON object a line."
+)
+@click.option("--detach", is_flag=True, help="Print the launch record as JSON and go on in the background.")
+@click.pass_context
+def run_eval(ctx: click.Context, /, **options: Any) -> None:
+    """Run TASKS with every model on a fleet of workers, and stream each sample's score as it lands.
+
+    Takes every option of `inspect eval-set` under its own name. Watch with `tail -f logs/fleet/RUN_ID/events.jsonl`.
+    """
+    if options["backend"] == "ec2":
+        fail("--ec2 is not built yet: leave it away to run on this machine")
+    if options["detach"]:
+        _detach()
+        return
+    surroundings = settings()
+    request = submit.Request(
+        workers=options["max_workers"],
+        concurrency=options["concurrency_per_worker"],
+        slots=options["slots"],
+        deadline=options["deadline"],
+        job_timeout_s=options["job_timeout"].total_seconds() if options["job_timeout"] else None,
+        quiet=options["json_output"],
+    )
+    try:
+        _run(ctx, options, surroundings, request)
+    except ServiceError as error:
+        raise Failure(str(error), EXIT_USAGE) from error
+
+
+def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, request: submit.Request) -> None:
+    given = typed_arguments(ctx)
+    resumed: Manifest | None = None
+    storage: Storage | None = None
+    if options["run_id"]:
+        storage = submit.open_root(surroundings)
+        resumed = submit.read_manifest(storage, surroundings, options["run_id"])
+    jobs = resumed.jobs if resumed is not None and not given.tasks else _plan(given)
+    if options["estimate"]:
+        _print_estimate(jobs, request, options["json_output"])
+        return
+    storage = storage or submit.open_root(surroundings)
+    if resumed is None:
+        if not options["new_fleet"]:
+            submit.check_not_running(storage, jobs, surroundings.owner)
+        encoded = encode(given.arguments)
+        models = encode({"models": given.models})["models"]
+        controller = submit.start(surroundings, storage, request, jobs, encoded, models, given.environment)
+    else:
+        submit.check_same(resumed, jobs)
+        found = submit.resume(surroundings, storage, request, resumed)
+        if found is None:
+            note(f"every job of {resumed.fleet_id} has completed: nothing to run")
+            return
+        controller = found
+    follow(controller, surroundings, json_output=options["json_output"])
+
+
+def _plan(given: Any) -> list[JobSpec]:
+    try:
+        return planner.plan(
+            given.tasks,
+            given.models,
+            given.arguments,
+            given.result_arguments,
+            Path.cwd(),
+            environment=given.environment,
+            warn=note,
+        )
+    except planner.PlanError as error:
+        raise Failure(error.sentence, error.exit) from error
+
+
+def follow(controller: Controller, surroundings: Settings, *, json_output: bool) -> None:
+    """Show where to look, drive the fleet to its end, show the results, and end with the exit code."""
+    if json_output:
+        click.echo(launch_record(controller.manifest, controller.stream.path, surroundings.root, os.getpid()))
+    else:
+        _banner(controller)
+    try:
+        verdict = controller.run()
+    except Fenced as error:
+        raise Failure(str(error), EXIT_LEFT_RUNNING) from error
+    if json_output:
+        emit_json(_done_record(controller, verdict))
+    else:
+        results_table(controller.ledger)
+        _closing(controller, verdict)
+    code = EXIT_CODES[verdict.ending]
+    if verdict.ending == "cancelled" and controller.signal_number is not None:
+        code = 128 + controller.signal_number
+    sys.exit(code)
+
+
+def _banner(controller: Controller) -> None:
+    fleet_id = controller.fleet_id
+    shown = os.path.relpath(controller.stream.path)
+    jobs, samples = len(controller.ledger.open_jobs), controller.ledger.samples.total
+    note(f"fleet   {fleet_id}: {jobs} job{'s' * (jobs != 1)}, {samples} samples")
+    note(f"events  {shown}")
+    note(f"watch   tail -f {shown}    or: ct fleet status {fleet_id}")
+    note(f"stop    Ctrl-C             or: ct fleet stop {fleet_id}")
+
+
+def _closing(controller: Controller, verdict: Verdict) -> None:
+    fleet_id = controller.fleet_id
+    for job in controller.ledger.jobs.values():
+        if job.done is not None and job.done.status == "failed":
+            note(
+                f"{job.spec.name} with {job.spec.model} failed ({job.done.failure_category}): {job.done.error_summary}"
+            )
+    if verdict.reason:
+        note(f"the fleet ended early: {verdict.reason}")
+    note(f"logs    {controller.storage.url(layout.working(fleet_id).rstrip('/'))}")
+    note(f"events  {os.path.relpath(controller.stream.path)}")
+    if verdict.ending != "complete":
+        note(f"resume  ct run eval --run-id {fleet_id}")
+
+
+def _done_record(controller: Controller, verdict: Verdict) -> dict[str, Any]:
+    ledger = controller.ledger
+    return {
+        "type": "done",
+        "fleet_id": controller.fleet_id,
+        "outcome": verdict.ending,
+        "reason": verdict.reason,
+        "success": verdict.ending == "complete",
+        "samples": ledger.samples.model_dump(),
+        "jobs": [
+            {
+                "job_id": job.spec.job_id,
+                "task": job.spec.name,
+                "model": job.spec.model,
+                "status": job.status,
+                "failure_category": job.done.failure_category if job.done else None,
+                "error_summary": job.done.error_summary if job.done else None,
+                "metrics": job.done.metrics if job.done else {},
+                "samples": job.done.samples.model_dump() if job.done else None,
+                "log": controller.storage.url(layout.job_log(controller.fleet_id, job.spec.job_id))
+                if job.done and job.done.log
+                else None,
+            }
+            for job in ledger.jobs.values()
+        ],
+    }
+
+
+def _print_estimate(jobs: list[JobSpec], request: submit.Request, json_output: bool) -> None:
+    found = planner.totals(jobs) | {"workers": min(request.workers, len(jobs))}
+    if json_output:
+        emit_json(found)
+        return
+    click.echo(f"{found['jobs']} jobs, {found['samples']} samples, {found['workers']} workers")
+
+
+def _detach() -> None:
+    """Start the same command in a session of its own, pass on its launch record, and leave it running."""
+    words = [word for word in sys.argv[1:] if word != "--detach"]
+    folder = Path("logs", "fleet")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="detached-", suffix=".log", delete=False) as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "evalops", Path(sys.argv[0]).name, *words, "--json"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    if not first:
+        status = process.wait()
+        click.echo(Path(log.name).read_text("utf-8", "replace"), err=True, nl=False)
+        Path(log.name).unlink()
+        sys.exit(status)
+    record = json.loads(first)
+    kept = folder / record["fleet_id"] / "controller.log"
+    Path(log.name).rename(kept)
+    emit_json(record | {"log": str(kept.absolute())})

@@ -1,0 +1,560 @@
+"""Drives one fleet from its first message to its summary: receive, write, retry, replace, end.
+
+One thread, one loop. What messages mean is the ledger's business, how they are kept the stream's; here is what happens when. No AWS
+error ends a healthy fleet: it is said once, and the loop goes on. Design, section 7.
+"""
+
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from evalops.fleet import lanes
+from evalops.fleet.ledger import JobState, Ledger, Outcome
+from evalops.fleet.recovery import LostMessages
+from evalops.fleet.stream import EventStream
+from evalops.fleet.view import ProgressLine
+from evalops.fleet.workers import Lost, Pool
+from evalworker import aws, publish
+from evalworker.aws import ServiceError
+from evalworker.contract import layout
+from evalworker.contract.documents import Control, JobDone, Lane, Manifest
+from evalworker.contract.events import Event
+from evalworker.contract.failures import Category
+from evalworker.contract.ids import digest_of_keys
+from evalworker.contract.jsonio import dumps
+from evalworker.contract.messages import (
+    AttemptDone,
+    BootstrapFailed,
+    FromWorker,
+    Heartbeat,
+    Job,
+    SampleCounts,
+    SampleDone,
+    Warning_,
+    WorkerDraining,
+    WorkerOnline,
+    read_from_worker,
+)
+from evalworker.contract.wire import Unreadable, now
+from evalworker.queues import Queue
+from evalworker.storage import AlreadyExists, Changed, Storage
+
+RECEIVE_WAIT_S = 1
+"""One long poll of the events queue; the rest of the loop runs at least so often."""
+
+BEAT_S = 10.0
+"""Between two signs of life in control.json."""
+
+DEAD_LETTERS_S = 10.0
+"""Between two looks into the dead letters."""
+
+LOST_AFTER_S = 90.0
+"""Without a heartbeat for so long a worker counts as lost (its messages come back by themselves)."""
+
+STOP_PATIENCE_S = 60.0
+"""How long stopping workers may take to hand over before what is open is called cancelled."""
+
+Ending = Literal["complete", "failures", "stopped", "cancelled", "left"]
+
+
+@dataclass
+class Plan:
+    """What a controller is told to do.
+
+    Attributes:
+        workers: how many workers to keep while there is work for them.
+        replacements: how many lost workers may be replaced in all.
+    """
+
+    workers: int
+    replacements: int = 10
+
+
+@dataclass
+class SeenWorker:
+    """What is known of one worker."""
+
+    online: bool = False
+    beat: float = 0.0
+    rate_limited: int = 0
+    running: frozenset[str] = frozenset()
+
+
+@dataclass
+class Verdict:
+    """How the fleet ended. `reason` is one sentence where something other than the jobs ended it."""
+
+    ending: Ending
+    reason: str | None = None
+
+
+@dataclass
+class Due:
+    """A job message to be sent at a time (monotonic seconds)."""
+
+    at: float
+    message: Job
+
+
+@dataclass
+class Controller:
+    """See the module. Make one, then `run` it."""
+
+    manifest: Manifest
+    control: Control
+    control_etag: str
+    storage: Storage
+    lane: Lane
+    ledger: Ledger
+    stream: EventStream
+    pool: Pool
+    view: ProgressLine
+    plan: Plan
+    started: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        client = aws.sqs(self.lane)
+        self._jobs = Queue(client, self.lane.jobs)
+        self._events = Queue(client, self.lane.events)
+        self._dead = Queue(client, self.lane.dead)
+        self._workers: dict[str, SeenWorker] = {}
+        self._due: list[Due] = []
+        self._failed_boots = 0
+        self._interrupts = 0
+        self.signal_number: int | None = None
+        self._verdict: Verdict | None = None
+        self._stopping_since: float | None = None
+        self._last: dict[str, float] = {}
+        self._lost_messages = LostMessages()
+        self._troubles: set[str] = set()
+
+    @property
+    def fleet_id(self) -> str:
+        """The fleet's id."""
+        return self.manifest.fleet_id
+
+    # The loop
+
+    def run(self) -> Verdict:
+        """Follow the fleet to its end. Raises `Fenced` when another controller has taken over."""
+        with self._signals():
+            while self.ledger.open_jobs:
+                self._cycle()
+        return self._finish()
+
+    def _cycle(self) -> None:
+        with self._surviving("the event queue"):
+            for received in self._events.receive(10, RECEIVE_WAIT_S):
+                self._take(received.body)
+                self.stream.settle(received.receipt)
+        self._store()
+        self._look_after_workers()
+        self._send_due()
+        if self._every("dead letters", DEAD_LETTERS_S):
+            self._read_dead_letters()
+        if self._every("lost messages", 2 * self.control.limits.heartbeat_s):
+            self._find_lost_messages()
+        if self._every("beat", BEAT_S):
+            self._beat()
+        self._react()
+        self.view.show(self.ledger, self.pool.alive, self._waiting_for())
+
+    def _store(self) -> None:
+        if self.stream.due:
+            with self._surviving("storage"):
+                receipts = self.stream.store()
+                self._events.delete(receipts)
+
+    @contextmanager
+    def _surviving(self, what: str) -> Iterator[None]:
+        """An AWS error in the loop is said once, and the loop goes on after a pause."""
+        try:
+            yield
+        except ServiceError as error:
+            sentence = f"{what}: {error}"
+            if sentence not in self._troubles:
+                self._troubles.add(sentence)
+                self.view.note(f"{sentence}; going on")
+            time.sleep(random.uniform(0.5, 1.5))  # noqa: S311
+
+    def _every(self, what: str, seconds: float) -> bool:
+        due = time.monotonic() - self._last.get(what, float("-inf")) >= seconds
+        if due:
+            self._last[what] = time.monotonic()
+        return due
+
+    # Messages
+
+    def _take(self, body: str) -> None:
+        """Turn one message into events."""
+        try:
+            message = read_from_worker(body)
+        except Unreadable as error:
+            self._keep_aside(error)
+            return
+        if message.fleet_id != self.fleet_id:
+            self.stream.append(
+                [{"type": "warning", "text": f"a message of another fleet, {message.fleet_id[:64]}, was dropped"}]
+            )
+            return
+        self._apply(message)
+
+    def _keep_aside(self, error: Unreadable) -> None:
+        key = f"{self.fleet_id}/unreadable/{time.time_ns()}.txt"
+        with self._surviving("storage"):
+            self.storage.put(key, error.text.encode("utf-8", "backslashreplace"))
+        self.stream.append([{"type": "warning", "text": f"a message could not be read ({error}); it is kept as {key}"}])
+
+    def _apply(self, message: FromWorker) -> None:
+        worker = self._workers.setdefault(message.instance_id, SeenWorker())
+        worker.beat = time.monotonic()
+        if isinstance(message, SampleDone):
+            self._write(self.ledger.sample(message))
+        elif isinstance(message, AttemptDone):
+            self._write(self.ledger.attempt(message))
+        elif isinstance(message, Heartbeat):
+            worker.rate_limited = message.rate_limited
+            worker.running = frozenset(message.running)
+        else:
+            self._lifecycle(message, worker)
+
+    def _lifecycle(
+        self, message: WorkerOnline | WorkerDraining | BootstrapFailed | Warning_, worker: SeenWorker
+    ) -> None:
+        event: Event = {"type": message.type, "instance_id": message.instance_id}
+        if isinstance(message, WorkerOnline):
+            if worker.online:
+                return
+            worker.online = True
+            event |= {
+                "bootstrap_s": message.bootstrap_s,
+                "instance_type": message.instance_type,
+                "lifecycle": message.lifecycle,
+                "slots": message.slots,
+            }
+        elif isinstance(message, WorkerDraining):
+            self._workers.pop(message.instance_id, None)
+            event |= {"reason": message.reason, "handed_over": message.handed_over}
+        elif isinstance(message, BootstrapFailed):
+            self._failed_boots += 1
+            event |= {"lines": message.lines}
+        else:
+            event |= {"text": message.text, "job_id": message.job_id}
+            self.view.note(message.text)
+        self.stream.append([event])
+
+    def _write(self, outcome: Outcome) -> None:
+        self.stream.append(outcome.events)
+        if outcome.retry is not None:
+            spread = random.uniform(1.0, 1.5)  # noqa: S311 - jobs that were refused together shall not come back together
+            job = self.ledger.jobs[outcome.retry.job_id]
+            self._schedule(job, outcome.retry.delay_s * spread)
+        if outcome.compare is not None:
+            self._conclude(outcome.compare)
+
+    def _conclude(self, done: AttemptDone) -> None:
+        """Compare the job's log with the stream and write the job's end."""
+        missing: list[SampleDone] = []
+        if done.log is not None and not self.ledger.matches(done, _digest_of):
+            try:
+                missing = self._read_samples(done)
+            except Exception as error:  # a log that cannot be read must not keep the job from ending
+                self.stream.append(
+                    [
+                        {
+                            "type": "warning",
+                            "job_id": done.job_id,
+                            "text": f"the job's log could not be compared: {error}",
+                        }
+                    ]
+                )
+        self.stream.append(self.ledger.conclude(done, missing))
+
+    def _read_samples(self, done: AttemptDone) -> list[SampleDone]:
+        from evalworker.results import Origin, read_log, sample_done
+
+        spec = self.ledger.jobs[done.job_id].spec
+        origin = Origin(self.fleet_id, done.round, done.job_id, done.attempt, spec.name, spec.model, done.instance_id)
+        assert done.log is not None
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "job.eval")
+            self.storage.download(done.log, path)
+            return [sample_done(summary, origin) for summary in read_log(path).summaries]
+
+    # Sending
+
+    def send_open_jobs(self) -> None:
+        """Send a message for each open job: the start of a round. Raises what cannot be sent."""
+        self._jobs.send([self._message(job).to_json() for job in self.ledger.open_jobs])
+
+    def _message(self, job: JobState) -> Job:
+        return Job(
+            fleet_id=self.fleet_id, round=self.ledger.round, job_id=job.spec.job_id, attempt=job.attempt, base=job.base
+        )
+
+    def _schedule(self, job: JobState, delay_s: float) -> None:
+        self._due.append(Due(time.monotonic() + delay_s, self._message(job)))
+
+    def _send_due(self) -> None:
+        if self._stopping_since is not None:
+            return
+        for due in [due for due in self._due if due.at <= time.monotonic()]:
+            with self._surviving("the job queue"):
+                self._jobs.send([due.message.to_json()])
+                self._due.remove(due)
+
+    def _read_dead_letters(self) -> None:
+        """A job whose message nobody could finish has failed: say so instead of waiting for it."""
+        with self._surviving("the dead letters"):
+            for received in self._dead.receive(10, 0):
+                try:
+                    job = self.ledger.jobs.get(Job.from_json(received.body).job_id)
+                except Unreadable as error:
+                    self._keep_aside(error)
+                    job = None
+                if job is not None and job.done is None:
+                    self._end_job(
+                        job, "failed", Category.CRASH, "its message was received 20 times and no attempt came to an end"
+                    )
+                self._dead.delete([received.receipt])
+
+    def _find_lost_messages(self) -> None:
+        """Send again what an earlier controller had decided on and not sent before it was killed."""
+        if self._stopping_since is not None:
+            return
+        fresh = time.monotonic() - LOST_AFTER_S
+        with self._surviving("the job queue"):
+            lost = self._lost_messages.look(
+                open_jobs=[job.spec.job_id for job in self.ledger.open_jobs],
+                running={job for worker in self._workers.values() if worker.beat > fresh for job in worker.running},
+                scheduled={due.message.job_id for due in self._due},
+                counts=self._jobs.counts(),
+            )
+            for job_id in lost:
+                job = self.ledger.jobs[job_id]
+                self.stream.append(
+                    [{"type": "warning", "job_id": job_id, "text": "the job's message was lost and is sent again"}]
+                )
+                self._jobs.send([self._message(job).to_json()])
+
+    def _end_job(self, job: JobState, status: Literal["failed", "cancelled"], category: Category, why: str) -> None:
+        """End a job in the controller's name, unless a worker has ended it: the done document decides."""
+        done = AttemptDone(
+            fleet_id=self.fleet_id,
+            instance_id="controller",
+            ts=now(),
+            round=self.ledger.round,
+            job_id=job.spec.job_id,
+            attempt=job.attempt,
+            status=status,
+            ended=True,
+            failure_category=category,
+            error_summary=why,
+            duration_s=0.0,
+            samples=_counts_of(job),
+        )
+        record = JobDone(
+            fleet_id=self.fleet_id, job_id=job.spec.job_id, round=self.ledger.round, log=None, attempt_done=done
+        )
+        try:
+            self.storage.create(layout.job_done(self.fleet_id, job.spec.job_id, self.ledger.round), record.to_bytes())
+        except AlreadyExists:
+            found = publish.find_done(self.storage, self.fleet_id, job.spec.job_id, self.ledger.round)
+            if found is not None:
+                publish.publish(self.storage, found)
+                done = found.attempt_done
+        self._conclude(done)
+
+    # Workers
+
+    def start_workers(self) -> None:
+        """Launch as many workers as there is work for."""
+        self.pool.start(min(self.plan.workers, max(1, len(self.ledger.open_jobs))))
+
+    def _look_after_workers(self) -> None:
+        for lost in self.pool.ended():
+            self._lost(lost)
+        if self._stopping_since is None and self.ledger.open_jobs and self.pool.alive == 0 and self._verdict is None:
+            self._replace()
+
+    def _lost(self, lost: Lost) -> None:
+        worker = self._workers.pop(lost.instance_id, None)
+        if lost.reason == "ended":
+            return
+        if worker is None or not worker.online:
+            self._failed_boots += 1
+            self.stream.append(
+                [{"type": "bootstrap_failed", "instance_id": lost.instance_id, "lines": lost.last_lines}]
+            )
+        else:
+            self.stream.append([{"type": "worker_lost", "instance_id": lost.instance_id, "reason": lost.reason}])
+        self.view.note(f"lost the worker {lost.instance_id}: {lost.reason}")
+        if self._stopping_since is None and self._failed_boots < self.plan.workers:
+            self._replace()
+
+    def _replace(self) -> None:
+        if self._failed_boots >= self.plan.workers and not any(worker.online for worker in self._workers.values()):
+            self._begin_stop(Verdict("stopped", "no worker could start; see the bootstrap_failed events"))
+        elif self.plan.replacements > 0:
+            self.plan.replacements -= 1
+            self.pool.start(1)
+        elif self.pool.alive == 0:
+            self._begin_stop(Verdict("stopped", "too many workers were lost"))
+
+    # Ending
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM end the fleet cleanly; a second one ends its workers at once."""
+        before = {number: signal.signal(number, self._interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _interrupted(self, number: int, _frame: FrameType | None) -> None:
+        self._interrupts += 1
+        self.signal_number = number
+
+    def _react(self) -> None:
+        """Notice why the fleet should end: a signal, `stop`, a deadline, a guard; and drive what has begun to end."""
+        if self._interrupts and self._verdict is None:
+            self.view.note("stopping: workers hand over what they have (again to end them at once)")
+            self._begin_stop(Verdict("cancelled", "interrupted"))
+        elif self._verdict is None and (guard := self._guard()) is not None:
+            self.view.note(f"stopping: {guard.reason}")
+            self._begin_stop(guard)
+        if self._stopping_since is not None:
+            self._drive_stop()
+
+    def _guard(self) -> Verdict | None:
+        if now() >= self.control.deadline:
+            return Verdict("stopped", "the deadline has passed")
+        ended = [job.done for job in self.ledger.jobs.values() if job.done is not None]
+        if self.ledger.open_jobs and any(done.failure_category is Category.AUTH for done in ended):
+            return Verdict("stopped", "a model provider refused the credentials")
+        first = ended[: min(3, len(self.ledger.jobs))]
+        if (
+            self.ledger.open_jobs
+            and len(first) >= 2
+            and all(done.failure_category is Category.CONFIG for done in first)
+        ):
+            return Verdict("stopped", "the first jobs could not be set up")
+        return None
+
+    def _begin_stop(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+        self._stopping_since = time.monotonic()
+        self._due.clear()
+        self._beat(state="stopping")
+
+    def _drive_stop(self) -> None:
+        """Wait until the workers have handed over, then call what is open cancelled."""
+        assert self._stopping_since is not None
+        assert self._verdict is not None
+        if self._interrupts > 1:
+            self.pool.stop(now=True)
+        waited = time.monotonic() - self._stopping_since
+        if self.pool.alive and waited < STOP_PATIENCE_S:
+            return
+        with self._surviving("the event queue"):
+            if self._events.counts().visible:
+                return
+        with self._surviving("storage"):
+            for job in self.ledger.open_jobs:
+                self._end_job(job, "cancelled", Category.CANCELLED, self._verdict.reason or "cancelled")
+
+    def _finish(self) -> Verdict:
+        """Summary, last segment, workers, lane: in an order in which being killed loses nothing."""
+        verdict = self._verdict or Verdict(
+            "complete" if self.ledger.count("completed") == len(self.ledger.jobs) else "failures"
+        )
+        samples = self.ledger.samples
+        self.stream.append(
+            [
+                {
+                    "type": "fleet_summary",
+                    "outcome": verdict.ending,
+                    "expected": len(self.ledger.jobs),
+                    "completed": self.ledger.count("completed"),
+                    "failed": self.ledger.count("failed"),
+                    "cancelled": self.ledger.count("cancelled"),
+                    "samples": samples.model_dump(),
+                    "cost_usd": {"tokens": self.ledger.token_cost, "machines": None},
+                    "elapsed_s": round(time.monotonic() - self.started, 3),
+                    "reason": verdict.reason,
+                    "round": self.ledger.round,
+                }
+            ]
+        )
+        self.view.show(self.ledger, self.pool.alive, force=True)
+        self.view.end()
+        self._events.delete(self.stream.store())
+        self._beat(state="ended")
+        self.pool.stop(now=self._interrupts > 1)
+        lanes.release(self.storage, self.lane)
+        self.stream.close()
+        return verdict
+
+    def _beat(self, state: Literal["running", "draining", "stopping", "ended"] | None = None) -> None:
+        """Write control.json; when someone else has written it (`stop`), obey what it says."""
+        control = self.control.model_copy(update={"beat": now(), "state": state or self.control.state})
+        with self._surviving("storage"):
+            try:
+                self.control_etag = self.storage.replace(
+                    layout.control(self.fleet_id), control.to_bytes(), self.control_etag
+                )
+                self.control = control
+            except Changed:
+                self._obey(state)
+
+    def _obey(self, state: Literal["running", "draining", "stopping", "ended"] | None) -> None:
+        stored = self.storage.get(layout.control(self.fleet_id))
+        self.control, self.control_etag = Control.from_json(stored.body), stored.etag
+        if state is not None:
+            self._beat(state)
+        elif self.control.state in ("stopping", "draining") and self._verdict is None:
+            self._begin_stop(Verdict("stopped", "stopped by `ct fleet stop`"))
+
+    def _waiting_for(self) -> str | None:
+        """One phrase when nothing seems to happen."""
+        if self._stopping_since is not None:
+            return "stopping"
+        if not any(worker.online for worker in self._workers.values()):
+            return "waiting for the first worker"
+        if self._due and all(
+            job.spec.job_id in {due.message.job_id for due in self._due} for job in self.ledger.open_jobs
+        ):
+            return f"retrying in {max(0, round(min(due.at for due in self._due) - time.monotonic()))} s"
+        return None
+
+
+def _digest_of(job: JobState) -> str:
+    return digest_of_keys((key, said.uuid) for key, said in job.said.items())
+
+
+def _counts_of(job: JobState) -> SampleCounts:
+    errored = sum(said.errored for said in job.said.values())
+    return SampleCounts(total=job.spec.samples, completed=len(job.said) - errored, errored=errored)
+
+
+def launch_record(manifest: Manifest, events: Path, root: str, pid: int) -> str:
+    """The one line that `--json` and `--detach` print when the fleet has started."""
+    record: dict[str, Any] = {
+        "type": "launch",
+        "fleet_id": manifest.fleet_id,
+        "run_id": manifest.fleet_id,
+        "pid": pid,
+        "root": root,
+        "events": str(events),
+        "logs": layout.working(manifest.fleet_id),
+    }
+    return dumps(record)

@@ -1,0 +1,78 @@
+"""Who owns which lane, until when. Exclusive by conditional writes: an unowned lane is taken by replacing exactly the record that was read.
+
+Ownership lasts to the fleet's deadline, not to a heartbeat, so a dead controller's fleet keeps its queues while its workers work.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from evalworker.contract import layout
+from evalworker.contract.documents import Lane
+from evalworker.contract.wire import now
+from evalworker.storage import AlreadyExists, Changed, Missing, Storage
+
+
+class NoLane(RuntimeError):
+    """No lane is free; the text says who holds which."""
+
+
+def lanes(storage: Storage) -> Iterator[tuple[Lane, str]]:
+    """All lane records with their tags, in the order of their names."""
+    for info in sorted(storage.list(layout.LANES), key=lambda info: info.key):
+        try:
+            stored = storage.get(info.key)
+        except Missing:
+            continue
+        yield Lane.from_json(stored.body), stored.etag
+
+
+def register(storage: Storage, lane: Lane, fleet_id: str, owner: str, until: datetime) -> Lane:
+    """Record a lane that was made for one fleet alone (the embedded default)."""
+    owned = lane.model_copy(update={"fleet_id": fleet_id, "owner": owner, "until": until})
+    try:
+        storage.create(layout.lane(lane.name), owned.to_bytes())
+    except AlreadyExists:
+        storage.put(layout.lane(lane.name), owned.to_bytes())
+    return owned
+
+
+def find(storage: Storage, fleet_id: str) -> Lane | None:
+    """The lane that a fleet owns."""
+    return next((lane for lane, _ in lanes(storage) if lane.fleet_id == fleet_id), None)
+
+
+def take(storage: Storage, fleet_id: str, owner: str, until: datetime) -> Lane:
+    """Take the first lane that nobody owns; raises NoLane with who holds what."""
+    held: list[str] = []
+    for lane, etag in lanes(storage):
+        if lane.endpoint is not None:
+            continue
+        if lane.fleet_id is not None and lane.fleet_id != fleet_id:
+            held.append(f"{lane.name}: {lane.fleet_id} of {lane.owner} until {lane.until:%Y-%m-%d %H:%M} UTC")
+            continue
+        owned = lane.model_copy(update={"fleet_id": fleet_id, "owner": owner, "until": until})
+        try:
+            storage.replace(layout.lane(lane.name), owned.to_bytes(), etag)
+            return owned
+        except Changed:
+            continue
+    raise NoLane("no lane is free" + (f" ({'; '.join(held)})" if held else ": the estate has none"))
+
+
+def release(storage: Storage, lane: Lane) -> None:
+    """Give a lane back, if it is still ours; one made for this fleet alone is removed."""
+    if lane.endpoint is not None:
+        storage.delete(layout.lane(lane.name))
+        return
+    for found, etag in lanes(storage):
+        if found.name == lane.name and found.fleet_id == lane.fleet_id:
+            free = found.model_copy(update={"fleet_id": None, "owner": "", "until": None})
+            try:
+                storage.replace(layout.lane(lane.name), free.to_bytes(), etag)
+            except Changed:
+                return
+
+
+def expired(lane: Lane) -> bool:
+    """Whether a lane's owner is past its deadline."""
+    return lane.fleet_id is not None and lane.until is not None and lane.until < now()

@@ -1,0 +1,149 @@
+"""The event stream: lines on the controller's disk at once, numbered segments in storage at most two seconds later.
+
+The segments are the truth, `events.jsonl` is their projection plus what is not stored yet. Messages are deleted from the queue only
+after the segment that tells of them is stored. A segment is created, never replaced, so of two controllers only one goes on.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from evalworker.contract import layout
+from evalworker.contract.events import Event, line
+from evalworker.contract.wire import now
+from evalworker.storage import AlreadyExists, Storage
+
+STORE_AFTER_S = 2.0
+"""The longest that a line waits before its segment is stored."""
+
+STORE_BYTES = 1_000_000
+"""A segment is stored early when it is this large."""
+
+
+class Fenced(RuntimeError):
+    """Another controller writes this fleet's stream: this one must stop."""
+
+
+class EventStream:
+    """One fleet's stream, written by one controller.
+
+    Attributes:
+        path: `events.jsonl`.
+        seq: of the last line.
+    """
+
+    def __init__(
+        self, storage: Storage, fleet_id: str, path: Path, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._storage = storage
+        self._fleet_id = fleet_id
+        self.path = path
+        self._clock = clock
+        self._pending: list[str] = []
+        self._pending_bytes = 0
+        self._since = 0.0
+        self._receipts: list[str] = []
+        self.segment = 0
+        self.seq = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def restore(self) -> Iterator[dict[str, Any]]:
+        """Rebuild `events.jsonl` from the segments and yield every event; must be exhausted before anything is appended.
+
+        Lines that an earlier controller wrote and had not stored are dropped: their messages come again.
+        """
+        partial = self.path.with_suffix(".jsonl.new")
+        with partial.open("wb") as file:
+            for info in sorted(self._storage.list(layout.segments(self._fleet_id)), key=lambda info: info.key):
+                body = self._storage.get(info.key).body
+                file.write(body)
+                self.segment = int(Path(info.key).stem)
+                for text in body.splitlines():
+                    event = json.loads(text)
+                    self.seq = event["seq"]
+                    yield event
+        self._install(partial)
+        self._file = self.path.open("ab", buffering=0)
+
+    def _install(self, partial: Path) -> None:
+        """Put the rebuilt file in place; one that only has lines too many is cut, so that a `tail -f` goes on."""
+        size = partial.stat().st_size
+        if self.path.exists() and self.path.stat().st_size >= size and _same_start(self.path, partial, size):
+            os.truncate(self.path, size)
+            partial.unlink()
+        else:
+            partial.replace(self.path)
+
+    def append(self, events: list[Event]) -> None:
+        """Write events to the live file at once."""
+        if not events:
+            return
+        moment = now()
+        lines = []
+        for event in events:
+            self.seq += 1
+            lines.append(line(event, seq=self.seq, fleet_id=self._fleet_id, ts=moment))
+        text = "".join(lines)
+        self._file.write(text.encode("ascii"))
+        if not self._pending:
+            self._since = self._clock()
+        self._pending.append(text)
+        self._pending_bytes += len(text)
+
+    def settle(self, receipt: str) -> None:
+        """Delete this message once what it led to is stored."""
+        if not self._receipts and not self._pending:
+            self._since = self._clock()
+        self._receipts.append(receipt)
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to store."""
+        if not self._pending and not self._receipts:
+            return False
+        return self._pending_bytes >= STORE_BYTES or self._clock() - self._since >= STORE_AFTER_S
+
+    def store(self) -> list[str]:
+        """Store what is pending as the next segment and return the receipts that may be deleted now.
+
+        Raises Fenced when another controller has written that segment, StorageError when it cannot be stored (nothing is lost:
+        call again).
+        """
+        if self._pending:
+            try:
+                self._storage.create(
+                    layout.segment(self._fleet_id, self.segment + 1), "".join(self._pending).encode("ascii")
+                )
+            except AlreadyExists:
+                raise Fenced(f"another controller drives the fleet {self._fleet_id}; this one has stopped") from None
+            self.segment += 1
+            self._pending.clear()
+            self._pending_bytes = 0
+        receipts, self._receipts = self._receipts, []
+        return receipts
+
+    def close(self) -> None:
+        """Close the live file."""
+        self._file.close()
+
+
+def _same_start(first: Path, second: Path, size: int) -> bool:
+    """Whether two files begin with the same `size` bytes."""
+    with first.open("rb") as one, second.open("rb") as other:
+        left = size
+        while left > 0:
+            count = min(left, 1 << 20)
+            if one.read(count) != other.read(count):
+                return False
+            left -= count
+    return True
+
+
+def read_events(storage: Storage, fleet_id: str) -> Iterator[dict[str, Any]]:
+    """Every stored event of a fleet, in order: what commands that only look read."""
+    for info in sorted(storage.list(layout.segments(fleet_id)), key=lambda info: info.key):
+        for text in storage.get(info.key).body.splitlines():
+            yield json.loads(text)

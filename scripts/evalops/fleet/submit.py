@@ -1,0 +1,373 @@
+"""From a submission to a controller that can run: a new fleet, a new round of an old one, or one whose controller has gone.
+
+Everything that can fail before money is spent is checked here, in that order, and each failure is one sentence. Design, section 7.
+"""
+
+import importlib.metadata
+import os
+import platform
+import socket
+import subprocess
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from evalops import embedded
+from evalops.fleet import lanes
+from evalops.fleet.controller import Controller, Plan
+from evalops.fleet.ledger import Ledger
+from evalops.fleet.stream import EventStream
+from evalops.fleet.view import ProgressLine
+from evalops.fleet.workers import LocalPool, default_slots
+from evalops.settings import Settings
+from evalops.ui import EXIT_USAGE, fail
+from evalworker import aws
+from evalworker.contract import layout
+from evalworker.contract.documents import Control, JobSpec, Lane, Limits, Manifest
+from evalworker.contract.ids import new_run_id
+from evalworker.contract.wire import Unreadable, now
+from evalworker.queues import Queue, QueueError
+from evalworker.storage import Denied, Missing, Storage, StorageError, open_storage
+
+LOCAL_LIMITS = Limits(visibility_s=30, heartbeat_s=5.0, control_s=1.0)
+"""On one machine, looking is cheap: workers notice everything sooner than on AWS."""
+
+CONTROLLER_ALIVE_S = 60.0
+"""A controller whose last sign of life is younger is taken for alive."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command asks for, beside what it says to Inspect.
+
+    Attributes:
+        workers: at the most. concurrency: samples in flight on each. slots: jobs at once on each, None for this machine's share.
+        deadline: when the fleet ends whatever happens.
+    """
+
+    workers: int = 2
+    concurrency: int = 10
+    slots: int | None = None
+    deadline: timedelta = timedelta(hours=12)
+    job_timeout_s: float | None = None
+    quiet: bool = False
+
+
+def fleet_folder(fleet_id: str) -> Path:
+    """Where the controller keeps a fleet's live files on its own disk."""
+    return Path("logs", "fleet", fleet_id).absolute()
+
+
+def open_root(settings: Settings) -> Storage:
+    """The root's store, proved to be usable; ends with one sentence if it is not."""
+    try:
+        storage = open_storage(settings.root)
+        storage.probe()
+    except StorageError as error:
+        fail(f"the root {settings.root} cannot be used: {error}")
+    return storage
+
+
+def read_manifest(storage: Storage, settings: Settings, fleet_id: str) -> Manifest:
+    """A run's manifest; 403 and 404 are different sentences."""
+    try:
+        return Manifest.from_json(storage.get(layout.manifest(fleet_id)).body)
+    except Missing:
+        fail(f"there is no run {fleet_id} under {settings.root}: check the id and S3_BUCKET_NAME")
+    except Denied as error:
+        fail(f"the run {fleet_id} cannot be read: {error}")
+    except Unreadable as error:
+        fail(f"the manifest of {fleet_id} cannot be read by this version: {error}")
+
+
+def start(
+    settings: Settings,
+    storage: Storage,
+    request: Request,
+    jobs: list[JobSpec],
+    arguments: dict[str, Any],
+    models: list[Any],
+    environment: dict[str, str],
+) -> Controller:
+    """A new fleet with its messages sent and its workers starting. `arguments` and `models` are encoded for the manifest."""
+    fleet_id = new_run_id()
+    moment = now()
+    manifest = Manifest(
+        fleet_id=fleet_id,
+        created=moment,
+        backend="local",
+        jobs=jobs,
+        arguments=arguments,
+        models=models,
+        submit_dir=".",
+        code_root=str(Path.cwd()),
+        environment=environment,
+        versions=versions(),
+        git=git_state(Path.cwd()),
+        owner=settings.owner,
+        work_dir=str(fleet_folder(fleet_id) / "work"),
+    )
+    control = Control(
+        fleet_id=fleet_id,
+        round=1,
+        state="running",
+        deadline=moment + request.deadline,
+        beat=moment,
+        controller=controller_name(),
+        limits=limits_of(request),
+    )
+    storage.create(layout.manifest(fleet_id), manifest.to_bytes())
+    etag = storage.create(layout.control(fleet_id), control.to_bytes())
+    return _begin(settings, storage, request, manifest, control, etag, Ledger(jobs))
+
+
+def resume(settings: Settings, storage: Storage, request: Request, manifest: Manifest) -> Controller | None:
+    """A new round of a run that has ended: what has not completed runs again. None when everything has completed.
+
+    A run that goes on without a controller is driven on instead; one whose queues are gone has ended without saying so.
+    """
+    stored = storage.get(layout.control(manifest.fleet_id))
+    control = Control.from_json(stored.body)
+    if control.state != "ended":
+        refuse_if_driven(manifest.fleet_id, control)
+        lane = lanes.find(storage, manifest.fleet_id)
+        if lane is not None and _answers(lane):
+            return attach(settings, storage, request, manifest)
+        _end_workers(settings, manifest)
+    ledger = Ledger(manifest.jobs, control.round)
+    stream = EventStream(storage, manifest.fleet_id, fleet_folder(manifest.fleet_id) / "events.jsonl")
+    for event in stream.restore():
+        ledger.replay(event)
+    stream.close()
+    if not ledger.new_round(control.round + 1):
+        return None
+    control = control.model_copy(
+        update={
+            "round": control.round + 1,
+            "state": "running",
+            "at_once": False,
+            "deadline": now() + request.deadline,
+            "beat": now(),
+            "controller": controller_name(),
+            "limits": limits_of(request),
+        }
+    )
+    etag = storage.replace(layout.control(manifest.fleet_id), control.to_bytes(), stored.etag)
+    return _begin(settings, storage, request, manifest, control, etag, ledger)
+
+
+def _answers(lane: Lane) -> bool:
+    """Whether a lane's queues can be reached: those of this machine end with it."""
+    try:
+        Queue(aws.sqs(lane), lane.events).counts()
+    except QueueError:
+        return False
+    return True
+
+
+def _end_workers(settings: Settings, manifest: Manifest) -> None:
+    """End the workers of this machine that a dead controller and a dead queue have left behind."""
+    if manifest.work_dir is not None:
+        pool = LocalPool(settings.root, manifest.fleet_id, "", Path(manifest.work_dir), 1, os.environ)
+        pool.adopt()
+        pool.stop()
+
+
+def attach(settings: Settings, storage: Storage, request: Request, manifest: Manifest) -> Controller:
+    """Drive a fleet on whose controller has gone; refused while that one lives."""
+    fleet_id = manifest.fleet_id
+    stored = storage.get(layout.control(fleet_id))
+    control = Control.from_json(stored.body)
+    if control.state == "ended":
+        fail(f"the fleet {fleet_id} has ended; --run-id {fleet_id} runs again what did not complete")
+    refuse_if_driven(fleet_id, control)
+    lane = lanes.find(storage, fleet_id)
+    if lane is None:
+        fail(f"the fleet {fleet_id} owns no lane any more; --run-id {fleet_id} runs again what did not complete")
+    control = control.model_copy(update={"beat": now(), "controller": controller_name()})
+    etag = storage.replace(layout.control(fleet_id), control.to_bytes(), stored.etag)
+    controller = _controller(
+        settings, storage, request, manifest, control, etag, Ledger(manifest.jobs, control.round), lane
+    )
+    for event in controller.stream.restore():
+        controller.ledger.replay(event)
+    if control.state == "running" and controller.pool.adopt() == 0:
+        controller.start_workers()
+    return controller
+
+
+def _begin(
+    settings: Settings,
+    storage: Storage,
+    request: Request,
+    manifest: Manifest,
+    control: Control,
+    etag: str,
+    ledger: Ledger,
+) -> Controller:
+    """Take a lane, write `fleet_start`, send what is open, start the workers."""
+    lane = _embedded_lane(settings, storage, manifest, control)
+    controller = _controller(settings, storage, request, manifest, control, etag, ledger, lane)
+    for _ in controller.stream.restore():
+        pass
+    workers = min(request.workers, len(ledger.open_jobs))
+    controller.stream.append([_fleet_start(manifest, control, ledger, workers)])
+    controller.start_workers()
+    controller.send_open_jobs()
+    return controller
+
+
+def _controller(
+    settings: Settings,
+    storage: Storage,
+    request: Request,
+    manifest: Manifest,
+    control: Control,
+    etag: str,
+    ledger: Ledger,
+    lane: Lane,
+) -> Controller:
+    folder = fleet_folder(manifest.fleet_id)
+    slots = request.slots or default_slots(min(request.workers, max(1, len(manifest.jobs))))
+    work = Path(manifest.work_dir or folder / "work")
+    return Controller(
+        manifest=manifest,
+        control=control,
+        control_etag=etag,
+        storage=storage,
+        lane=lane,
+        ledger=ledger,
+        stream=EventStream(storage, manifest.fleet_id, folder / "events.jsonl"),
+        pool=LocalPool(settings.root, manifest.fleet_id, lane.name, work, slots, os.environ),
+        view=ProgressLine(quiet=request.quiet),
+        plan=Plan(workers=request.workers),
+    )
+
+
+def _embedded_lane(settings: Settings, storage: Storage, manifest: Manifest, control: Control) -> Lane:
+    """Queues on this machine for this fleet alone; they end with it."""
+    log = fleet_folder(manifest.fleet_id) / "queues.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        served = embedded.start(settings.root, manifest.fleet_id, log, control.limits.visibility_s)
+    except embedded.EmbeddedError as error:
+        fail(f"the queues on this machine did not start: {error}")
+    return lanes.register(storage, served.lane, manifest.fleet_id, manifest.owner, control.deadline)
+
+
+def _fleet_start(manifest: Manifest, control: Control, ledger: Ledger, workers: int) -> dict[str, Any]:
+    return {
+        "type": "fleet_start",
+        "expected": len(ledger.jobs),
+        "workers": workers,
+        "total_samples": sum(spec.samples for spec in manifest.jobs),
+        "tasks": list(dict.fromkeys(spec.name for spec in manifest.jobs)),
+        "models": list(dict.fromkeys(spec.model for spec in manifest.jobs)),
+        "backend": manifest.backend,
+        "resumed": control.round > 1,
+        "round": control.round,
+    }
+
+
+def limits_of(request: Request) -> Limits:
+    """The workers' bounds for a local fleet."""
+    return LOCAL_LIMITS.model_copy(
+        update={"concurrency_per_worker": request.concurrency, "job_timeout_s": request.job_timeout_s}
+    )
+
+
+def controller_name() -> str:
+    """Which process drives a fleet: `host:pid`."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def refuse_if_driven(fleet_id: str, control: Control) -> None:
+    """One controller a fleet: a second one is refused with the name of the first."""
+    if not controller_gone(control):
+        age = (now() - control.beat).total_seconds()
+        fail(f"the fleet {fleet_id} is driven by {control.controller} (last seen {age:.0f} s ago); stop that one first")
+
+
+def controller_gone(control: Control) -> bool:
+    """Whether nobody drives the fleet: its controller was of this machine and is no more, or has been silent for long."""
+    return _is_dead(control.controller) or (now() - control.beat).total_seconds() > CONTROLLER_ALIVE_S
+
+
+def _is_dead(controller: str) -> bool:
+    """Whether a controller of this machine has gone; of another machine nothing is known."""
+    host, _, pid = controller.rpartition(":")
+    return host == socket.gethostname() and pid.isdigit() and not Path(f"/proc/{pid}").exists()
+
+
+def versions() -> dict[str, str]:
+    """What a run was submitted with, for whoever wants to repeat it."""
+    found = {"python": platform.python_version()}
+    for package in ("inspect-ai", "inspect-fleet", "inspect-evals"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit and cleanness of the tree that is submitted, None outside of git."""
+
+    def git(*words: str) -> str | None:
+        try:
+            answer = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=20)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return answer.stdout.strip() if answer.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {"commit": commit, "dirty": bool(git("status", "--porcelain", "--untracked-files=normal"))}
+
+
+def check_same(manifest: Manifest, jobs: list[JobSpec]) -> None:
+    """A run is resumed with its own tasks and models (all, or some of them); anything else is refused with the difference."""
+    known = {spec.job_id for spec in manifest.jobs}
+    strange = [spec for spec in jobs if spec.job_id not in known]
+    if strange:
+        named = ", ".join(f"{spec.name} with {spec.model}" for spec in strange[:3])
+        same_names = {(spec.name, spec.model) for spec in manifest.jobs}
+        hint = " (same task and model, other arguments)" if (strange[0].name, strange[0].model) in same_names else ""
+        fail(
+            f"the run {manifest.fleet_id} does not hold {named}{hint}: resume it with its own arguments or start a new one",
+            EXIT_USAGE,
+        )
+
+
+def check_not_running(storage: Storage, jobs: list[JobSpec], owner: str) -> None:
+    """Refuse to pay twice: a fleet of the same owner that runs exactly these jobs is named instead of doubled."""
+    wanted = {spec.job_id for spec in jobs}
+    for lane, _ in lanes.lanes(storage):
+        if lane.fleet_id is None or lane.owner != owner or lanes.expired(lane):
+            continue
+        try:
+            manifest = Manifest.from_json(storage.get(layout.manifest(lane.fleet_id)).body)
+            control = Control.from_json(storage.get(layout.control(lane.fleet_id)).body)
+        except (Missing, Unreadable):
+            continue
+        if control.state == "running" and {spec.job_id for spec in manifest.jobs} == wanted:
+            fail(
+                f"the fleet {lane.fleet_id} is running the same jobs: follow it with `ct fleet attach {lane.fleet_id}`, "
+                "or add --new-fleet to run them again"
+            )
+
+
+def deadline_of(text: str) -> timedelta:
+    """A duration such as `90m`, `12h` or `2d`; raises ValueError."""
+    units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+    if len(text) < 2 or text[-1] not in units:
+        raise ValueError(f"{text!r} is no duration: write 90m, 12h or 2d")
+    try:
+        found = timedelta(**{units[text[-1]]: float(text[:-1])})
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is no duration: write 90m, 12h or 2d") from None
+    if found <= timedelta(0):
+        raise ValueError(f"{text!r} is over before it begins")
+    return found

@@ -1,0 +1,129 @@
+"""What a person sees of a running fleet: one carriage-returned line on a terminal, plain lines elsewhere, a table at the end."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from evalops import ui
+from evalops.fleet.ledger import JobState, Ledger
+
+PLAIN_EVERY_S = 30.0
+REDRAW_EVERY_S = 0.2
+
+
+class ProgressLine:
+    """`[N/M] X done, …` on stderr, as design section 5 has it; silent when `quiet`."""
+
+    def __init__(
+        self, *, quiet: bool = False, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = stream or sys.stderr
+        self._terminal = self._stream.isatty()
+        self._quiet = quiet
+        self._clock = clock
+        self._started = clock()
+        self._shown_at = -PLAIN_EVERY_S
+        self._width = 0
+
+    def show(self, ledger: Ledger, workers: int, waiting_for: str | None = None, *, force: bool = False) -> None:
+        """Draw the line if it is time to."""
+        due = self._clock() - self._shown_at >= (REDRAW_EVERY_S if self._terminal else PLAIN_EVERY_S)
+        if self._quiet or not (due or force):
+            return
+        self._shown_at = self._clock()
+        text = line_of(ledger, workers, self._clock() - self._started, waiting_for)
+        if self._terminal:
+            self._stream.write("\r" + text.ljust(self._width))
+            self._width = len(text)
+        else:
+            self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def note(self, text: str) -> None:
+        """A remark on a line of its own, above the progress line."""
+        if self._terminal and self._width:
+            self._stream.write("\r" + " " * self._width + "\r")
+            self._width = 0
+        self._stream.write(ui.printable(text) + "\n")
+        self._stream.flush()
+
+    def end(self) -> None:
+        """Leave the last line standing."""
+        if self._terminal and self._width:
+            self._stream.write("\n")
+            self._stream.flush()
+            self._width = 0
+
+
+def line_of(ledger: Ledger, workers: int, elapsed_s: float, waiting_for: str | None) -> str:
+    """The progress line's text: jobs ended of all, how they ended, samples, workers, time."""
+    ended = len(ledger.jobs) - len(ledger.open_jobs)
+    samples = ledger.samples
+    parts = [f"{ledger.count('completed')} done"]
+    for status in ("failed", "cancelled"):
+        if count := ledger.count(status):
+            parts.append(f"{count} {status}")
+    parts.append(f"{samples.completed}/{samples.total} samples")
+    if samples.errored:
+        parts.append(f"{samples.errored} errored")
+    parts.append(f"{workers} worker{'' if workers == 1 else 's'}")
+    parts.append(ui.seconds_text(elapsed_s) or "")
+    if waiting_for:
+        parts.append(waiting_for)
+    return f"[{ended}/{len(ledger.jobs)}] " + ", ".join(parts)
+
+
+def results_table(ledger: Ledger) -> None:
+    """The table at the end, on stdout: a row per job, in the order of the plan."""
+    columns = ["task", "model", "status", "scores", "completed", "errored", "total", "time", "tokens", "cost"]
+    right = ["completed", "errored", "total", "time", "tokens", "cost"]
+    ui.table(columns, [_row(job) for job in ledger.jobs.values()], right=right)
+
+
+def _row(job: JobState) -> list[object]:
+    done = job.done
+    costs = [said.cost_usd for said in job.said.values()]
+    cost = sum(cost for cost in costs if cost is not None) if costs and None not in costs else None
+    tokens = sum(said.tokens for said in job.said.values())
+    if done is None:
+        return [
+            job.spec.name,
+            job.spec.model,
+            "open",
+            None,
+            None,
+            None,
+            job.spec.samples,
+            None,
+            tokens,
+            ui.money_text(cost),
+        ]
+    status = done.status if done.failure_category is None else f"{done.status}: {done.failure_category}"
+    return [
+        job.spec.name,
+        job.spec.model,
+        status,
+        scores_text(done.metrics),
+        done.samples.completed,
+        done.samples.errored,
+        done.samples.total,
+        ui.seconds_text(done.duration_s),
+        tokens,
+        ui.money_text(cost),
+    ]
+
+
+def scores_text(metrics: dict[str, float | None]) -> str | None:
+    """Scores for a table cell: `includes/accuracy 0.950 ±0.050`; standard errors stand beside what they belong to."""
+    shown = []
+    for name, value in metrics.items():
+        scorer, _, metric = name.partition("/")
+        if metric == "stderr":
+            continue
+        text = f"{name} {'-' if value is None else format(value, '.3f')}"
+        error = metrics.get(f"{scorer}/stderr")
+        if error is not None and metric in ("accuracy", "mean"):
+            text += f" ±{error:.3f}"
+        shown.append(text)
+    return ", ".join(shown[:4]) or None

@@ -1,0 +1,50 @@
+"""`python -m evalworker`: start this machine's agent. The arguments say which fleet; secrets never stand among them."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from evalworker.agent import Agent
+from evalworker.aws import ServiceError
+from evalworker.contract.ids import check_run_id
+from evalworker.contract.wire import Unreadable
+from evalworker.worker import Config
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run an agent until it ends itself; 1 with one sentence on stderr when it cannot start."""
+    parser = argparse.ArgumentParser(prog="python -m evalworker", description="Run one worker of a fleet.")
+    parser.add_argument("--root", required=True, help="s3://bucket or a directory")
+    parser.add_argument("--fleet", required=True, type=check_run_id, help="the fleet's id")
+    parser.add_argument("--lane", required=True, help="the lane that feeds it")
+    parser.add_argument("--instance", required=True, help="this worker's name")
+    parser.add_argument("--instance-type", default="local")
+    parser.add_argument("--lifecycle", default="local", choices=["local", "spot", "on-demand", "batch"])
+    parser.add_argument(
+        "--launched", type=float, default=time.time(), help="when it was launched, seconds since the epoch"
+    )
+    parser.add_argument("--work", required=True, type=Path, help="a directory of its own")
+    parser.add_argument("--slots", type=int, default=None, help="jobs at once")
+    options = parser.parse_args(argv)
+    config = Config(
+        root=options.root,
+        fleet_id=options.fleet,
+        lane=options.lane,
+        instance_id=options.instance,
+        instance_type=options.instance_type,
+        lifecycle=options.lifecycle,
+        launched=options.launched,
+        work=options.work.resolve(),
+        slots=options.slots,
+    )
+    try:
+        Agent(config).run()
+    except (ServiceError, Unreadable) as error:
+        print(f"the worker {config.instance_id} cannot start: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,282 @@
+"""The agent: takes jobs from the lane's queue while slots are free, keeps the fleet informed, and ends itself.
+
+Imports boto3 and never Inspect: it must start fast, and survive whatever a job does to its own process. Threads: the main thread waits
+for signals and for a reason to leave; one receives; one a slot; one each for posting, visibility, duties and partial logs.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+from evalworker import aws
+from evalworker.attempt import Attempt
+from evalworker.contract import layout
+from evalworker.contract.documents import Control, Lane, Limits, Manifest
+from evalworker.contract.failures import Category
+from evalworker.contract.messages import FromWorker, Heartbeat, Job, WorkerDraining, WorkerOnline, fit
+from evalworker.contract.wire import Unreadable, now
+from evalworker.poster import Poster
+from evalworker.process import Launcher
+from evalworker.processes import adopt_orphans, memory_free
+from evalworker.queues import Queue, QueueError, Received
+from evalworker.storage import StorageError, open_storage
+from evalworker.visibility import VisibilityKeeper
+from evalworker.worker import Config, Log, Worker
+
+LEAVE_WITHIN_S = 50.0
+"""From a spot notice or SIGTERM to the end: jobs flush, partial logs go up, messages go back."""
+
+CONTROLLER_SILENT_S = 600.0
+"""When a budget is set and the controller has been silent for so long, nobody counts the money: no new job is taken."""
+
+PARTIAL_LOOK_S = 2.0
+"""Between two looks whether a job's partial log has grown."""
+
+RECEIVE_WAIT_S = 10
+"""One long poll."""
+
+
+class Agent:
+    """One worker's life. `run` is the main thread's."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        config.work.mkdir(parents=True, exist_ok=True)
+        (config.work / "agent.pid").write_text(str(os.getpid()))
+        self._log = Log(config.work / "worker.log")
+        storage = open_storage(config.root)
+        lane = Lane.from_json(storage.get(layout.lane(config.lane)).body)
+        control = storage.get(layout.control(config.fleet_id))
+        self._control_etag = control.etag
+        self.manifest = Manifest.from_json(storage.get(layout.manifest(config.fleet_id)).body)
+        limits = Control.from_json(control.body).limits
+        sqs = aws.sqs(lane)
+        jobs = Queue(sqs, lane.jobs)
+        cwd = Path(self.manifest.code_root or ".") / self.manifest.submit_dir
+        self.slots = config.slots or limits.slots or os.cpu_count() or 1
+        self.worker = Worker(
+            config=config,
+            storage=storage,
+            jobs=jobs,
+            poster=Poster(Queue(sqs, lane.events), config.work / "spool.jsonl", self._log.line),
+            keeper=VisibilityKeeper(jobs, limits.visibility_s, self._log.line),
+            launcher=Launcher(config.work, str(cwd), sorted({job.task for job in self.manifest.jobs})),
+            control=Control.from_json(control.body),
+            cwd=cwd,
+            log_file=self._log,
+        )
+        self._specs = {spec.job_id: spec for spec in self.manifest.jobs}
+        self._running: dict[str, Attempt] = {}
+        self._changed = threading.Condition()
+        self._leaving: str | None = None
+        self._idle_since = time.monotonic()
+
+    @property
+    def limits(self) -> Limits:
+        """The fleet's limits as last read."""
+        return self.worker.control.limits
+
+    # Life
+
+    def run(self) -> None:
+        """From the first line in the log to the last. Returns when nothing of this worker is left running."""
+        signal.signal(signal.SIGTERM, lambda *_: self.leave("sigterm"))
+        signal.signal(signal.SIGINT, lambda *_: self.leave("sigint"))
+        adopt_orphans()
+        self.worker.launcher.warm()
+        self._post(self._online())
+        for target in (self._receive, self._duties, self._partials):
+            threading.Thread(target=target, daemon=True, name=target.__name__).start()
+        while self._leaving is None:
+            time.sleep(0.2)  # signals are handled here; waiting on a lock would hold them up
+        self._end(self._leaving)
+
+    def leave(self, reason: str) -> None:
+        """Begin to end, for the first reason given. Safe in a signal handler."""
+        self._leaving = self._leaving or reason
+
+    def _end(self, reason: str) -> None:
+        """Interrupt what runs, hand it over, say goodbye."""
+        self.worker.log(f"leaving: {reason}")
+        with self._changed:
+            running = list(self._running.values())
+        why = Category.CANCELLED if reason == "stopped" else Category.SPOT
+        for attempt in running:
+            attempt.interrupt(why)
+            if self.worker.control.at_once and attempt.process is not None:
+                attempt.process.kill()
+        end = time.monotonic() + LEAVE_WITHIN_S
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running, LEAVE_WITHIN_S)
+            left = list(self._running.values())
+        for attempt in left:
+            if attempt.process is not None:
+                attempt.process.kill()
+            attempt.save_partial()
+        self.worker.keeper.stop()
+        identity = {"fleet_id": self.config.fleet_id, "instance_id": self.config.instance_id, "ts": now()}
+        self._post(WorkerDraining(**identity, reason=reason, handed_over=self.worker.handed_over), urgent=True)
+        self.worker.poster.close(max(2.0, end - time.monotonic()))
+        self._upload_log()
+
+    def _upload_log(self) -> None:
+        with contextlib.suppress(StorageError):
+            self.worker.storage.upload(self._log.path, layout.worker_log(self.config.fleet_id, self.config.instance_id))
+
+    # Taking jobs
+
+    def _receive(self) -> None:
+        """Take a job whenever a slot is free."""
+        while self._leaving is None:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._leaving or (len(self._running) < self.slots and self._may_take()), 1.0
+                )
+                if self._leaving or len(self._running) >= self.slots or not self._may_take():
+                    continue
+            try:
+                for received in self.worker.jobs.receive(1, RECEIVE_WAIT_S):
+                    self._begin(received)
+            except QueueError as error:
+                self.worker.log(f"receiving: {error}")
+                time.sleep(2.0)
+
+    def _may_take(self) -> bool:
+        control = self.worker.control
+        if control.state != "running" or now() >= control.deadline:
+            return False
+        return not (control.budgeted and now() - control.beat > timedelta(seconds=CONTROLLER_SILENT_S))
+
+    def _begin(self, received: Received) -> None:
+        """Start an attempt for a message, or say why it is none of ours."""
+        try:
+            message = Job.from_json(received.body)
+        except Unreadable as error:
+            # Kept for whoever looks into it: redelivery ends in the dead letters, which the controller reports.
+            self.worker.warn(f"a job message could not be read ({error}): {error.text[:200]}")
+            return
+        spec = self._specs.get(message.job_id)
+        if message.fleet_id != self.config.fleet_id or message.round < self.worker.control.round or spec is None:
+            self.worker.log(
+                f"deleted a message of fleet {message.fleet_id}, round {message.round}, job {message.job_id}"
+            )
+            with contextlib.suppress(QueueError):
+                self.worker.jobs.delete([received.receipt])
+            return
+        if message.round > self.worker.control.round:
+            self._read_control()
+        attempt = Attempt(self.worker, received, message, spec, self.manifest)
+        with self._changed:
+            self._running[received.receipt] = attempt
+            self._share_out()
+        threading.Thread(
+            target=self._slot, args=(received.receipt, attempt), daemon=True, name=f"slot-{spec.job_id}"
+        ).start()
+
+    def _slot(self, receipt: str, attempt: Attempt) -> None:
+        try:
+            attempt.run()
+        finally:
+            with self._changed:
+                del self._running[receipt]
+                self._idle_since = time.monotonic()
+                self._share_out()
+                self._changed.notify_all()
+
+    def _share_out(self) -> None:
+        """Divide the samples in flight among the running jobs: a job alone gets all of them, none gets less than one."""
+        running = list(self._running.values())
+        for index, attempt in enumerate(running):
+            attempt.set_share(max(1, share_of(self.limits.concurrency_per_worker, len(running), index)))
+
+    # Duties
+
+    def _duties(self) -> None:
+        """Read control, send heartbeats, notice that there is nothing left to do."""
+        last_beat = 0.0
+        while self._leaving is None:
+            self._read_control()
+            control = self.worker.control
+            if control.state == "ended":
+                self.leave("over")
+            elif control.state == "stopping":
+                self.leave("stopped")
+            elif now() >= control.deadline:
+                self.leave("deadline")
+            elif not self._running:
+                if control.state == "draining":
+                    self.leave("drained")
+                elif time.monotonic() - self._idle_since > self.limits.idle_s:
+                    self.leave("idle")
+            if time.monotonic() - last_beat >= self.limits.heartbeat_s:
+                last_beat = time.monotonic()
+                self._post(self._heartbeat())
+            time.sleep(self.limits.control_s)
+
+    def _read_control(self) -> None:
+        try:
+            found = self.worker.storage.get_if_changed(layout.control(self.config.fleet_id), self._control_etag)
+            if found is not None:
+                control = Control.from_json(found.body)
+                if control.round > self.worker.control.round:
+                    self._read_manifest()
+                self._control_etag = found.etag
+                self.worker.control = control
+                with self._changed:
+                    self._changed.notify_all()
+        except (StorageError, Unreadable) as error:
+            self.worker.log(f"reading control: {error}")
+
+    def _read_manifest(self) -> None:
+        self.manifest = Manifest.from_json(self.worker.storage.get(layout.manifest(self.config.fleet_id)).body)
+        self._specs = {spec.job_id: spec for spec in self.manifest.jobs}
+
+    def _partials(self) -> None:
+        """Keep the partial logs of what runs."""
+        while self._leaving is None:
+            time.sleep(min(PARTIAL_LOOK_S, self.limits.partial_s))
+            with self._changed:
+                running = list(self._running.values())
+            for attempt in running:
+                if attempt.partial_due():
+                    attempt.save_partial()
+
+    # Messages
+
+    def _post(self, message: FromWorker, *, urgent: bool = False) -> None:
+        self.worker.poster.post(fit(message), urgent=urgent)
+
+    def _online(self) -> WorkerOnline:
+        return WorkerOnline(
+            fleet_id=self.config.fleet_id,
+            instance_id=self.config.instance_id,
+            ts=now(),
+            bootstrap_s=round(max(0.0, time.time() - self.config.launched), 2),
+            instance_type=self.config.instance_type,
+            lifecycle=self.config.lifecycle,
+            slots=self.slots,
+        )
+
+    def _heartbeat(self) -> Heartbeat:
+        with self._changed:
+            running = list(self._running.values())
+        return Heartbeat(
+            fleet_id=self.config.fleet_id,
+            instance_id=self.config.instance_id,
+            ts=now(),
+            running=[attempt.spec.job_id for attempt in running],
+            load=round(os.getloadavg()[0], 2),
+            disk_free=shutil.disk_usage(self.config.work).free,
+            memory_free=memory_free(),
+            rate_limited=sum(attempt.heard.rate_limited for attempt in running),
+        )
+
+
+def share_of(total: int, jobs: int, index: int) -> int:
+    """The share of job `index` when `total` samples in flight are divided among `jobs`: the first ones take the remainder."""
+    return total // jobs + (1 if index < total % jobs else 0)

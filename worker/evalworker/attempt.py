@@ -1,0 +1,337 @@
+"""One attempt of one job, from the received message to its deletion: the thread that owns a slot.
+
+It prepares the log directory, starts the job process, passes on what the job says, ends it when it must, judges the end, records and
+publishes it, and only then deletes the message. Killed anywhere, the redelivered message finds what was recorded and goes on there.
+"""
+
+import contextlib
+import os
+import shutil
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from evalworker import job, partials, publish
+from evalworker.contract import layout
+from evalworker.contract.documents import JobSpec, Manifest
+from evalworker.contract.failures import Category, retry_delay
+from evalworker.contract.messages import AttemptDone, Job, fit
+from evalworker.contract.wire import now
+from evalworker.process import JobProcess
+from evalworker.processes import oom_kills
+from evalworker.queues import QueueError, Received
+from evalworker.storage import StorageError
+from evalworker.verdict import Ending, category_of, summary_of
+from evalworker.worker import Worker
+
+OUTPUT_LIMIT = 256 * 1024
+"""Bytes of a job's output that go to the worker log; the rest is counted."""
+
+CONFIRM_S = 60.0
+"""How long the end of an attempt waits for SQS to take its `attempt_done`; after that redelivery finds the recorded end."""
+
+STORE_TRIES = 5
+"""Tries to record an attempt's end, with pauses of 1, 2, 4, 8 s; clients retry single calls below this."""
+
+HAND_OVER = frozenset({Category.SPOT, Category.CANCELLED})
+"""Why a job is interrupted without having ended: its partial log is kept and its message given back."""
+
+
+@dataclass
+class _Heard:
+    """What the job process has said so far."""
+
+    end: job.JobEnd | None = None
+    printed: int = 0
+    rate_limited: int = 0
+
+
+class Attempt:
+    """See the module. `run` is the slot's thread; the other methods are called from the agent's threads."""
+
+    def __init__(self, worker: Worker, received: Received, message: Job, spec: JobSpec, manifest: Manifest) -> None:
+        self.worker = worker
+        self.received = received
+        self.message = message
+        self.spec = spec
+        self.manifest = manifest
+        self.process: JobProcess | None = None
+        self.heard = _Heard()
+        self.share = 1
+        self._killed_for: Category | None = None
+        self._tail: deque[bytes] = deque(maxlen=20)
+        self._dir = worker.work / f"{spec.job_id}-{message.round}-{message.attempt}-{time.monotonic_ns()}"
+        self._partial = partials.PartialKeeper(worker.storage, message.fleet_id, spec.job_id, self._dir / "logs")
+        self._saving = threading.Lock()
+        self._saved_at = time.monotonic()
+
+    # From other threads
+
+    def set_share(self, share: int) -> None:
+        """Change how many samples of this job may run at once."""
+        if share != self.share:
+            self.share = share
+            if self.process is not None:
+                self.process.tell(share=share)
+
+    def interrupt(self, why: Category) -> None:
+        """End the job as after Ctrl-C: `spot` and `cancelled` hand it over, `timeout` ends the attempt."""
+        if self._killed_for is None:
+            self._killed_for = why
+        if self.process is not None:
+            self.process.stop()
+
+    def save_partial(self) -> None:
+        """Keep what there is of the log; a failure is logged, the next round tries again."""
+        with self._saving:
+            try:
+                self._partial.save()
+            except StorageError as error:
+                self.worker.log(f"job {self.spec.job_id}: the partial log was not kept: {error}")
+
+    def partial_due(self) -> bool:
+        """Whether there is something new to keep: at once when Inspect has copied its buffer, else every interval."""
+        every_s = self.worker.control.limits.partial_s
+        due = self._partial.synced or time.monotonic() - self._saved_at >= every_s
+        if due:
+            self._saved_at = time.monotonic()
+        return due
+
+    # The slot's thread
+
+    def run(self) -> None:
+        """The whole attempt. Never raises: what goes wrong here is logged, and the queue gives the job to another worker."""
+        held = self.worker.keeper.hold(self.received.receipt, lambda: self.interrupt(Category.SPOT))
+        try:
+            if not self._already_ended():
+                self._try_once()
+        except StorageError as error:
+            self.worker.log(f"job {self.spec.job_id}: {error}")
+            self.worker.warn(f"{self.spec.name}: {error}", self.spec.job_id)
+            self._give_back(delay_s=15)
+        except Exception as error:  # a bug of ours must not take the worker's other jobs with it
+            self.worker.log_exception(f"job {self.spec.job_id}")
+            self.worker.warn(f"{self.spec.name}: the worker failed: {type(error).__name__}: {error}", self.spec.job_id)
+            self._give_back(delay_s=15)
+        finally:
+            self.worker.keeper.release(held.receipt)
+            shutil.rmtree(self._dir, ignore_errors=True)
+
+    def _already_ended(self) -> bool:
+        """Whether the job, or this attempt, ended before: then what is recorded is published, posted again and deleted."""
+        message = self.message
+        record = publish.find_done(self.worker.storage, message.fleet_id, message.job_id, message.round)
+        if record is not None:
+            publish.publish(self.worker.storage, record)
+            self._post_and_delete(record.attempt_done)
+            return True
+        end = publish.find_end(self.worker.storage, None, message.fleet_id, message.job_id, message.attempt)
+        if end is None or end.round != message.round:
+            return False
+        self._post_and_delete(publish.conclude(self.worker.storage, end))
+        return True
+
+    def _try_once(self) -> None:
+        log_dir = self._dir / "logs"
+        log_dir.mkdir(parents=True)
+        partials.fetch(self.worker.storage, self.message.fleet_id, self.spec.job_id, log_dir, self._published_name())
+        started = time.monotonic()
+        kills = oom_kills()
+        self.process = process = self.worker.launcher.start(self._order(log_dir))
+        process.tell(share=self.share)
+        if self._killed_for is not None:
+            process.stop()
+        try:
+            self._follow(process, started)
+            status = self.worker.launcher.finish(process)
+            self._drain(process)
+        finally:
+            process.close()
+        if status == job.EXIT_UNSAFE_FORK:
+            self.worker.log(
+                "the run's code starts threads when it is imported: its jobs are started without it in memory"
+            )
+            self._try_again()
+            return
+        # A job that had finished before the interruption reached it has finished.
+        finished = self.heard.end is not None and self.heard.end.log_status == "success"
+        killed_for = None if finished else self._killed_for
+        output = b"".join(self._tail).decode("utf-8", "replace")
+        ending = Ending(self.heard.end, status, oom_kills() > kills, killed_for, output)
+        category = category_of(ending)
+        if category is not None and category == killed_for and category in HAND_OVER:
+            self._hand_over()
+        else:
+            self._conclude(ending, category, time.monotonic() - started)
+
+    def _try_again(self) -> None:
+        self.heard = _Heard()
+        shutil.rmtree(self._dir, ignore_errors=True)
+        self._try_once()
+
+    def _published_name(self) -> str | None:
+        """The name of the log that this job published in the round before, if it did not complete."""
+        for round_ in range(self.message.round - 1, 0, -1):
+            record = publish.find_done(self.worker.storage, self.message.fleet_id, self.spec.job_id, round_)
+            if record is not None and record.attempt_done.log_name:
+                return record.attempt_done.log_name
+        return None
+
+    def _order(self, log_dir: Path) -> job.Order:
+        return job.Order(
+            fleet_id=self.message.fleet_id,
+            round=self.message.round,
+            spec=self.spec,
+            attempt=self.message.attempt,
+            instance_id=self.worker.config.instance_id,
+            arguments=self.manifest.arguments,
+            model=self.manifest.models[self.spec.model_index],
+            cwd=str(self.worker.cwd),
+            log_dir=str(log_dir),
+            share=self.share,
+            environment=self.manifest.environment,
+        )
+
+    def _follow(self, process: JobProcess, started: float) -> None:
+        """Pass on what the job says until its process is gone."""
+        timeout = self.worker.control.limits.job_timeout_s
+        open_: list[Any] = [process.pipe, process.output]
+        while True:
+            ready = wait([*open_, process.sentinel], timeout=1.0)
+            for source in list(open_):
+                if source in ready and not self._take(process, source):
+                    open_.remove(source)
+            if process.sentinel in ready:
+                return
+            if timeout is not None and time.monotonic() - started > timeout:
+                self.interrupt(Category.TIMEOUT)
+            if process.overdue:
+                process.kill()
+
+    def _take(self, process: JobProcess, source: Any) -> bool:
+        """Take one message or a piece of output; whether the source is still open."""
+        if source is process.output:
+            return self._take_output(process)
+        try:
+            body = source.recv_bytes()
+        except (EOFError, OSError):
+            return False
+        kind, rest = body[:1], body[1:]
+        if kind == job.SAMPLE:
+            self.worker.poster.post(rest.decode("ascii"))
+        elif kind == job.END:
+            self.heard.end = job.JobEnd.model_validate_json(rest)
+        elif kind == job.PRESSURE:
+            self.heard.rate_limited = int(rest)
+        return True
+
+    def _take_output(self, process: JobProcess) -> bool:
+        try:
+            piece = os.read(process.output.fileno(), 65536)
+        except OSError:
+            return False
+        if not piece:
+            return False
+        before, self.heard.printed = self.heard.printed, self.heard.printed + len(piece)
+        if before < OUTPUT_LIMIT:
+            self.worker.log_raw(piece[: OUTPUT_LIMIT - before])
+        self._tail.append(piece[-4096:])
+        return True
+
+    def _drain(self, process: JobProcess) -> None:
+        """What was still in the pipes when the process ended."""
+        for source in (process.pipe, process.output):
+            while wait([source], timeout=0) and self._take(process, source):
+                pass
+        if self.heard.printed > OUTPUT_LIMIT:
+            left_out = self.heard.printed - OUTPUT_LIMIT
+            self.worker.log(f"job {self.spec.job_id}: {left_out} more bytes of output were left out")
+
+    # The end
+
+    def _hand_over(self) -> None:
+        self.save_partial()
+        self.worker.handed_over.append(self.spec.job_id)
+        self._give_back()
+
+    def _give_back(self, delay_s: int = 0) -> None:
+        """Make the message visible to other workers again."""
+        self.worker.keeper.release(self.received.receipt)
+        with contextlib.suppress(QueueError):
+            self.worker.jobs.extend([self.received.receipt], delay_s)
+
+    def _conclude(self, ending: Ending, category: Category | None, duration_s: float) -> None:
+        """Judge, record, publish, post, delete."""
+        done = self._attempt_done(ending, category, duration_s)
+        log = Path(ending.said.log_path) if ending.said and ending.said.log_path else None
+        if done.status == "failed" and log is not None:
+            self.save_partial()
+        if ending.said is not None and ending.said.broken:
+            self.worker.warn(
+                f"{self.spec.name}: {ending.said.broken} samples were reported only after the job", self.spec.job_id
+            )
+        recorded = self._store(done, log)
+        if done.status == "completed":
+            publish.clear_partial(self.worker.storage, done.fleet_id, done.job_id)
+        self._post_and_delete(recorded)
+
+    def _store(self, done: AttemptDone, log: Path | None) -> AttemptDone:
+        """Record and conclude, with patience: what was computed is paid for. Raises StorageError in the end."""
+        for turn in range(STORE_TRIES):
+            try:
+                return publish.conclude(self.worker.storage, publish.record_end(self.worker.storage, done, log))
+            except StorageError as error:
+                if turn == STORE_TRIES - 1:
+                    raise
+                self.worker.log(f"job {self.spec.job_id}: {error}; trying again")
+                time.sleep(2**turn)
+        raise AssertionError("unreachable")
+
+    def _attempt_done(self, ending: Ending, category: Category | None, duration_s: float) -> AttemptDone:
+        said = ending.said or job.JobEnd()
+        retry_after = None if category is None else retry_delay(category, self.message.attempt - self.message.base)
+        log_key = layout.attempt_log(
+            self.message.fleet_id, self.spec.job_id, self.message.attempt, self.worker.config.instance_id
+        )
+        return AttemptDone(
+            fleet_id=self.message.fleet_id,
+            instance_id=self.worker.config.instance_id,
+            ts=now(),
+            round=self.message.round,
+            job_id=self.spec.job_id,
+            attempt=self.message.attempt,
+            status="completed" if category is None else "failed",
+            ended=retry_after is None,
+            failure_category=category,
+            error_summary=None if category is None else summary_of(ending, category),
+            retry_after_s=retry_after,
+            duration_s=round(duration_s, 3),
+            samples=said.samples
+            if said.samples.total
+            else said.samples.model_copy(update={"total": self.spec.samples}),
+            kept=said.kept,
+            metrics=said.metrics,
+            log=log_key if said.log_path else None,
+            log_name=Path(said.log_path).name if said.log_path else None,
+            digest=said.digest,
+        )
+
+    def _post_and_delete(self, done: AttemptDone) -> None:
+        posted = self.worker.poster.post(fit(done), urgent=True)
+        if not posted.wait(CONFIRM_S):
+            self.worker.log(
+                f"job {self.spec.job_id}: its end is recorded but not posted yet; its message stays in the queue"
+            )
+            return
+        self.worker.keeper.release(self.received.receipt)
+        try:
+            if self.worker.jobs.delete([self.received.receipt]):
+                self.worker.log(f"job {self.spec.job_id}: its message belongs to another worker by now; its end stands")
+        except QueueError as error:
+            self.worker.log(
+                f"job {self.spec.job_id}: its message could not be deleted ({error}); redelivery finds its end"
+            )

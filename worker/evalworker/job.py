@@ -1,0 +1,294 @@
+"""Inside a job process: one attempt of one job, which is one `inspect_ai.eval_set` in its own log directory.
+
+Started by `evalworker.process` as a fork of the warm server (or spawned, slower). It talks to the agent over a pipe of its own,
+never stdout; what user code prints goes to the worker log. It decides nothing: it reports facts (`JobEnd`), the agent judges.
+"""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from evalworker.contract.documents import JobSpec
+from evalworker.contract.failures import EXIT_CONFIG
+from evalworker.contract.ids import sample_key
+from evalworker.contract.jsonio import portable
+from evalworker.contract.messages import SampleCounts, SampleDone, fit
+from evalworker.contract.wire import Part
+from evalworker.processes import adopt_orphans, children, kill_tree
+
+SAMPLE = b"s"
+END = b"e"
+PRESSURE = b"p"
+"""First byte of what a job sends: a `sample_done` to be posted as it is, its `JobEnd`, the number of rate-limited calls."""
+
+EXIT_UNSAFE_FORK = 79
+"""The server had more than one thread when it forked this job: the agent starts it again without forking."""
+
+ABANDONED_GRACE_S = 20
+"""How long a job may take to flush after its agent has died, before it ends itself."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a job process is told. Everything is plain data, because it crosses a pickle."""
+
+    fleet_id: str
+    round: int
+    spec: JobSpec
+    attempt: int
+    instance_id: str
+    arguments: dict[str, Any]
+    model: Any
+    cwd: str
+    log_dir: str
+    share: int
+    environment: dict[str, str] = field(default_factory=dict)
+    forked: bool = True
+
+
+class JobEnd(Part):
+    """What a job knows of its own end. `error_type` is empty where no exception ended the eval.
+
+    `kept` counts the samples taken over from an earlier attempt's log; `unreported` those that only the comparison of stream
+    and log sent.
+    """
+
+    log_path: str | None = None
+    log_status: str | None = None
+    samples: SampleCounts = SampleCounts()
+    digest: str | None = None
+    metrics: dict[str, float | None] = {}
+    error_type: str = ""
+    error_message: str = ""
+    error_status: int | None = None
+    sample_errors: list[tuple[str, str, int | None]] = []
+    kept: int = 0
+    unreported: int = 0
+    broken: int = 0
+    rate_limited: int = 0
+    total_time_s: float | None = None
+
+
+def main(order: Order, pipe: Connection, output: Connection) -> None:
+    """The process's whole life; exits with 0, `EXIT_CONFIG` or `EXIT_UNSAFE_FORK`."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in children of a background shell
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if order.forked and threading.active_count() != 1:
+        sys.exit(EXIT_UNSAFE_FORK)
+    _settle(order, output)
+    line = AgentLine(pipe)
+    with line:
+        end, status = _run(order, line)
+        line.send(END, end.model_dump_json().encode())
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    for child in children(os.getpid()):
+        kill_tree(child)
+    os._exit(status)  # user code may have left threads and exit handlers that never end
+
+
+def _settle(order: Order, output: Connection) -> None:
+    """Make a fork of the server look like a process started for this job alone."""
+    os.setsid()
+    adopt_orphans()
+    with contextlib.suppress(OSError):  # the kernel shall take the job before the agent when memory runs out
+        Path("/proc/self/oom_score_adj").write_text("500")
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    output.close()
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.environ.update(order.environment)
+    os.environ["INSPECT_FLEET_JOB"] = order.spec.job_id
+    os.chdir(order.cwd)
+    sys.argv = ["inspect-fleet-job"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    if order.cwd in sys.path:
+        sys.path.remove(order.cwd)
+    sys.path.insert(0, order.cwd)
+    random.seed()  # all forks would draw the same numbers
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+class AgentLine:
+    """The pipe to the agent. Any thread sends; one thread of its own listens.
+
+    The agent says `{"share": n}` (samples in flight from now on) or `{"stop": true}` (end as after Ctrl-C). When the pipe
+    closes the agent is dead: the job flushes what it has, as after Ctrl-C, and ends.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._sending = threading.Lock()
+        self._interruptible = False
+        self._changing = threading.Lock()
+        self.stopped = False
+        self.share: int | None = None
+        self.on_share: Any = None
+
+    def __enter__(self) -> "AgentLine":
+        threading.Thread(target=self._listen, daemon=True, name="agent-line").start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self._pipe.close()
+
+    def send(self, kind: bytes, body: bytes) -> None:
+        """Send one message; a dead agent is noticed by the listener, not here."""
+        with self._sending, contextlib.suppress(OSError):
+            self._pipe.send_bytes(kind + body)
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """While this holds, being stopped means KeyboardInterrupt in the main thread."""
+        with self._changing:
+            if self.stopped:
+                raise KeyboardInterrupt
+            self._interruptible = True
+        try:
+            yield
+        finally:
+            with self._changing:
+                self._interruptible = False
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                said = json.loads(self._pipe.recv_bytes())
+            except (EOFError, OSError):
+                self._stop()
+                threading.Timer(ABANDONED_GRACE_S, os.killpg, (os.getpid(), signal.SIGKILL)).start()
+                return
+            if said.get("stop"):
+                self._stop()
+            if (share := said.get("share")) and self.on_share is not None:
+                self.on_share(share)
+
+    def _stop(self) -> None:
+        with self._changing:
+            first, self.stopped = not self.stopped, True
+            if first and self._interruptible:
+                os.kill(os.getpid(), signal.SIGINT)
+
+
+def _run(order: Order, line: AgentLine) -> tuple[JobEnd, int]:
+    """The eval and the comparison after it. Never raises: whatever happened is in the `JobEnd`."""
+    from evalworker import inspect_internals, streamer
+    from evalworker.arguments import decode
+    from evalworker.results import Origin, best_log
+
+    spec = order.spec
+    origin = Origin(order.fleet_id, order.round, spec.job_id, order.attempt, spec.name, spec.model, order.instance_id)
+
+    def post(done: SampleDone) -> None:
+        line.send(SAMPLE, fit(done).encode("ascii"))
+
+    log_dir = Path(order.log_dir)
+    before = best_log(log_dir)
+    streaming = streamer.Streaming(origin, post, None)
+    failure: BaseException | None = None
+    try:
+        arguments = decode(order.arguments)
+        arguments |= {
+            "tasks": [spec.task],
+            "task_args": spec.task_args,
+            "model": decode({"model": order.model})["model"],
+            "log_dir": order.log_dir,
+            "max_samples": min(order.share, arguments.get("max_samples") or order.share),
+        }
+        streaming.last_try = tries_allowed(arguments)
+        line.on_share = _share_setter(streaming, inspect_internals.set_sample_limit, arguments.get("max_samples"))
+        streamer.start(streaming)
+        from inspect_ai import eval_set
+
+        with line.interruptible():
+            eval_set(**arguments)
+    except BaseException as error:
+        failure = error
+    finally:
+        streamer.start(None)
+    end, status = _report(order, streaming, failure, before, post)
+    return end, status
+
+
+def tries_allowed(arguments: dict[str, Any]) -> int | None:
+    """How often `eval_set` runs the task at the most; None where an errored sample is never tried again.
+
+    With immediate retries (the default) the first try comes before `retry_attempts` more; without, it is one of them.
+    """
+    if arguments.get("fail_on_error") is False:
+        return None
+    attempts = arguments.get("retry_attempts")
+    attempts = 10 if attempts is None else int(attempts)
+    return max(1, attempts) if arguments.get("retry_immediate") is False else attempts + 1
+
+
+def _share_setter(streaming: Any, set_limit: Any, ceiling: int | None) -> Any:
+    """What the listener calls when the agent changes this job's share: the limit is set in the event loop's thread."""
+
+    def changed(share: int) -> None:
+        if streaming.loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has just ended
+                streaming.loop.call_soon_threadsafe(set_limit, share)
+
+    return changed
+
+
+def _report(order: Order, streaming: Any, failure: BaseException | None, before: Any, post: Any) -> tuple[JobEnd, int]:
+    """Read the stored log, send what the stream lacks, and say how it ended."""
+    from evalworker.contract.failures import exception_type
+    from evalworker.results import best_log, sample_done
+
+    log = best_log(Path(order.log_dir))
+    error_type, error_message, error_status = "", "", None
+    if streaming.refused_key is not None:
+        error_type, error_message, error_status = streaming.refused_key
+    elif failure is not None and not isinstance(failure, KeyboardInterrupt):
+        error_type, error_message = type(failure).__name__, str(failure) or repr(failure)
+        error_status = getattr(failure, "status_code", None)
+    elif log is not None and log.header.status == "error" and log.header.error is not None and not streaming.errors:
+        error_type = exception_type(log.header.error.traceback, log.header.error.message)
+        error_message = log.header.error.message
+    facts: dict[str, Any] = {
+        "error_type": error_type,
+        "error_message": portable(error_message[:4096]),
+        "error_status": error_status if isinstance(error_status, int) else None,
+        "broken": streaming.broken,
+        "rate_limited": streaming.rate_limited,
+        "samples": SampleCounts(total=order.spec.samples),
+    }
+    if log is None:
+        return JobEnd(**facts), EXIT_CONFIG if error_type else 1
+    started = log.header.status in ("started", "cancelled")
+    unreported = 0
+    for summary in log.summaries:
+        final = summary.error is None or not started
+        if final and streaming.said.get(sample_key(summary.id, summary.epoch), "") != summary.uuid:
+            post(sample_done(summary, streaming.origin))
+            unreported += 1
+    carried = {sample_key(s.id, s.epoch) for s in before.completed} if before is not None else set()
+    facts |= {
+        "log_path": str(log.path),
+        "log_status": log.header.status,
+        "samples": log.counts(order.spec.samples),
+        "digest": log.digest,
+        "metrics": log.metrics,
+        "sample_errors": [portable(list(error)) for error in list(streaming.errors.values())[:20]],
+        "kept": len(carried & {sample_key(s.id, s.epoch) for s in log.completed}),
+        "unreported": unreported,
+    }
+    return JobEnd(**facts), 0

@@ -1,0 +1,77 @@
+"""What the fork server imports before it forks the first job: Inspect, the provider SDKs that it finds, the run's own code.
+
+Imported by `multiprocessing`'s fork server in a process of its own, never by the agent. It must not raise (the server would die
+of it) and must leave one thread: a fork copies only the thread that forks. What it warms up costs each job nothing more.
+"""
+
+import contextlib
+import io
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from evalworker.preload_settings import SETTINGS
+from evalworker.processes import adopt_orphans
+
+
+def warm_up() -> None:
+    """One trivial eval in memory: the first eval of a process imports the provider SDKs and a great deal of Inspect."""
+    from inspect_ai import Task, eval_set
+    from inspect_ai.dataset import Sample
+    from inspect_ai.scorer import includes
+
+    import evalworker.job
+    import evalworker.results
+    import evalworker.streamer  # noqa: F401
+
+    with tempfile.TemporaryDirectory() as folder:
+        eval_set(
+            Task(dataset=[Sample(input="1+1=", target="2")], scorer=includes(), name="warm_up"),
+            model="scripted/good",
+            log_dir=folder,
+            display="none",
+            ctl_server=False,
+            retry_attempts=1,
+        )
+
+
+def import_tasks(cwd: str, specs: list[str]) -> None:
+    """Import the modules that the run's tasks live in, so that jobs find them in memory.
+
+    A registry name imports its package; a file's own code runs again in each job (Inspect loads it anew), what it imports stays.
+    """
+    from evalworker.inspect_internals import import_task_module
+
+    os.chdir(cwd)
+    sys.path.insert(0, cwd)
+    for spec in dict.fromkeys(spec.rsplit("@", 1)[0] for spec in specs):
+        import_task_module(spec)
+
+
+def _prepare(settings: dict[str, Any]) -> dict[str, Any]:
+    started = time.monotonic()
+    report: dict[str, Any] = {"error": None}
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            warm_up()
+            if settings.get("tasks"):
+                import_tasks(settings["cwd"], settings["tasks"])
+    except BaseException as error:
+        # Whatever is wrong with the run's code, each job meets it again and reports it with its own name.
+        report["error"] = f"{type(error).__name__}: {error}"[:1024]
+    report["threads"] = [thread.name for thread in threading.enumerate()]
+    report["seconds"] = time.monotonic() - started
+    return report
+
+
+if SETTINGS in os.environ:
+    adopt_orphans()
+    _settings = json.loads(os.environ[SETTINGS])
+    _report = _prepare(_settings)
+    with contextlib.suppress(OSError):
+        Path(_settings["report"]).write_text(json.dumps(_report))

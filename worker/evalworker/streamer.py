@@ -1,0 +1,142 @@
+"""Streams each sample's score the moment it exists: an Inspect hook that lives in every job process.
+
+The job switches it on with a sink and reads from it afterwards what was said. It must never raise (Inspect would swallow that as
+a warning and the stream would stop in silence): a failure is counted, and the comparison with the stored log sends what is
+missing.
+"""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from inspect_ai.hooks import Hooks, ModelRetry, RunStart, SampleEnd, TaskStart, hooks
+from inspect_ai.log import EvalSample
+
+from evalworker.contract.failures import Category, classify_exception, exception_type
+from evalworker.contract.ids import sample_key
+from evalworker.contract.messages import SampleDone
+from evalworker.results import Origin, sample_done
+
+NAME = "inspect_fleet_streamer"
+"""The hook's registry name, which a job also requires (`INSPECT_REQUIRED_HOOKS`)."""
+
+_CANCELLED = ("CancelledError(", "Cancelled(")
+"""How Inspect records a sample that was cut off with its eval: no end of its own, it runs again."""
+
+RATE_LIMIT_STATUS = (429, 503, 529)
+
+SampleError = tuple[str, str, int | None]
+"""Class, message and HTTP status of what a sample ended with."""
+
+
+@dataclass
+class Streaming:
+    """One job's stream: where samples go, and what has been said.
+
+    Attributes:
+        origin: the job.
+        sink: takes each message; must not block for long.
+        last_try: the try of the task (counted from 1) whose errored samples are results; None if every one is.
+        said: uuid of the last result of each sample.
+        errors: what each errored sample of the current try ended with.
+        refusals: by execution uuid, class and HTTP status of the last refused model call.
+        broken: samples that the hook could not report.
+        rate_limited: model calls that were answered with a rate limit.
+    """
+
+    origin: Origin
+    sink: Callable[[SampleDone], None]
+    last_try: int | None
+    tries: int = 0
+    said: dict[tuple[str, int], str | None] = field(default_factory=dict)
+    errors: dict[tuple[str, int], SampleError] = field(default_factory=dict)
+    refusals: dict[str, tuple[str, int]] = field(default_factory=dict)
+    broken: int = 0
+    rate_limited: int = 0
+    refused_key: SampleError | None = None
+    loop: asyncio.AbstractEventLoop | None = None
+
+    def end(self, sample: EvalSample) -> None:
+        """Report a sample that ended; raises what a strange sample makes it raise."""
+        key = sample_key(sample.id, sample.epoch)
+        error = sample.error
+        if error is not None and error.message.startswith(_CANCELLED):
+            return
+        will_retry = error is not None and self.last_try is not None and self.tries < self.last_try
+        if error is None:
+            self.errors.pop(key, None)
+        else:
+            name = exception_type(error.traceback, error.message)
+            refused, status = self.refusals.get(sample.uuid or "", ("", None))
+            # A status that was healed by a retry must not colour what the sample failed of afterwards.
+            found = (name, error.message[:1024], status if refused == name else None)
+            self.errors[key] = found
+            if classify_exception(*found) is Category.AUTH:
+                self._refuse(found)
+                will_retry = False
+        self.refusals.pop(sample.uuid or "", None)
+        self.sink(sample_done(sample, self.origin, will_retry=will_retry))
+        if not will_retry:
+            self.said[key] = sample.uuid
+
+    def _refuse(self, error: SampleError) -> None:
+        """A refused key ends the job at its first occurrence: every further call would be refused, and may be counted."""
+        if self.refused_key is None:
+            self.refused_key = error
+            if threading.current_thread() is threading.main_thread():
+                signal.raise_signal(signal.SIGINT)
+            else:
+                os.kill(os.getpid(), signal.SIGINT)
+
+
+_streaming: Streaming | None = None
+
+
+def start(streaming: Streaming | None) -> None:
+    """Switch the hook on for this process's job, or off with None."""
+    global _streaming
+    _streaming = streaming
+
+
+@hooks(name=NAME, description="Streams each sample's score to the fleet.")
+class FleetSampleStreamer(Hooks):
+    """The hook itself; one instance lives as long as the process and holds no state of its own."""
+
+    def enabled(self) -> bool:
+        """Whether a job is running in this process."""
+        return _streaming is not None
+
+    async def on_run_start(self, data: RunStart) -> None:
+        """Remember the event loop: limits are changed in its thread."""
+        if _streaming is not None:
+            try:
+                _streaming.loop = asyncio.get_running_loop()
+            except RuntimeError:  # trio has no asyncio loop; limits then stay as they were at the start
+                _streaming.loop = None
+
+    async def on_task_start(self, data: TaskStart) -> None:
+        """Count the tries of the task: `eval_set` retries it without saying so."""
+        if _streaming is not None:
+            _streaming.tries += 1
+            _streaming.errors.clear()
+
+    async def on_sample_end(self, data: SampleEnd) -> None:
+        """Send the sample; a failure is counted, never raised."""
+        if _streaming is None:
+            return
+        try:
+            _streaming.end(data.sample)
+        except Exception:  # whatever a scorer put into the sample
+            _streaming.broken += 1
+
+    async def on_model_retry(self, data: ModelRetry) -> None:
+        """Keep how the sample's last call was refused, and count rate limits."""
+        if _streaming is None:
+            return
+        if data.sample_id and data.status_code:
+            _streaming.refusals[data.sample_id] = (data.exception_type or "", data.status_code)
+        if data.status_code in RATE_LIMIT_STATUS:
+            _streaming.rate_limited += 1
