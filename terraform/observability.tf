@@ -128,7 +128,7 @@ resource "aws_budgets_budget" "this" {
 
   cost_filter {
     name   = "TagKeyValue"
-    values = ["user:inspect-fleet$${var.name}"]
+    values = [format("user:inspect-fleet$%s", var.name)]
   }
 
   dynamic "notification" {

@@ -274,6 +274,11 @@ variable "secret_names" {
     condition     = alltrue([for name in var.secret_names : can(regex("^[A-Z][A-Z0-9_]*$", name))])
     error_message = "secret_names must be names of environment variables: capital letters, digits and underscores."
   }
+
+  validation {
+    condition     = length(var.secret_names) <= 50
+    error_message = "secret_names: 50 at most, which is what one listing of parameters can name."
+  }
 }
 
 # Observability

@@ -34,6 +34,8 @@ def _rest_operations(service: str) -> list[tuple[str, re.Pattern[str], frozenset
     model = botocore.session.get_session().get_service_model(service)
     found = []
     for name in model.operation_names:
+        if model.operation_model(name).deprecated:
+            continue
         http = model.operation_model(name).http
         path, _, query = http["requestUri"].partition("?")
         pattern = re.escape(path)
@@ -43,7 +45,11 @@ def _rest_operations(service: str) -> list[tuple[str, re.Pattern[str], frozenset
         members = shape.members.items() if shape else ()
         required = set(shape.required_members) if shape else set()
         keys = {key for key in query.split("&") if key and not key.startswith("x-id=")}
-        keys |= {m.serialization.get("name", k) for k, m in members if k in required and m.serialization.get("location") == "querystring"}
+        keys |= {
+            m.serialization.get("name", k)
+            for k, m in members
+            if k in required and m.serialization.get("location") == "querystring"
+        }
         found.append((http["method"], re.compile(pattern + "/?"), frozenset(keys), name))
     return sorted(found, key=lambda entry: -len(entry[2]))
 
@@ -58,13 +64,19 @@ def operation(environ: dict[str, Any], body: bytes) -> tuple[str, str] | None:
     if target := environ.get("HTTP_X_AMZ_TARGET"):
         return key, f"{service}:{target.rsplit('.', 1)[-1]}"
     if service not in _REST:
-        form = urllib.parse.parse_qs(body.decode("utf-8", "replace")) | urllib.parse.parse_qs(environ.get("QUERY_STRING", ""))
+        form = urllib.parse.parse_qs(body.decode("utf-8", "replace")) | urllib.parse.parse_qs(
+            environ.get("QUERY_STRING", "")
+        )
         action = form.get("Action") or [environ.get("PATH_INFO", "").rsplit("/", 1)[-1]]
         return key, f"{service}:{action[0]}"
     query = urllib.parse.parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
     given = set(query) | {f"{k}={v[0]}" for k, v in query.items()}
     for method, path, needed, name in _rest_operations(service):
-        if method != environ["REQUEST_METHOD"] or not path.fullmatch(environ.get("PATH_INFO", "")) or not needed <= given:
+        if (
+            method != environ["REQUEST_METHOD"]
+            or not path.fullmatch(environ.get("PATH_INFO", ""))
+            or not needed <= given
+        ):
             continue
         copied = "HTTP_X_AMZ_COPY_SOURCE" in environ
         if name in ("PutObject", "CopyObject") and copied != (name == "CopyObject"):

@@ -1,0 +1,11 @@
+# What the emulator needs beside the configuration as it is.
+
+provider "aws" {
+  max_retries       = 2    # an operation that it lacks must not be tried for minutes
+  s3_use_path_style = true # it has no host names per bucket
+}
+
+# AWS makes its own service-linked role for Batch; the emulator wants one to be named.
+resource "aws_batch_compute_environment" "this" {
+  service_role = aws_iam_role.worker.arn
+}
