@@ -26,8 +26,9 @@ from evalops.option_classes import (
 )
 from evalops.ui import note
 from evalworker import inspect_internals
-from evalworker.arguments import CannotEncode, encode, looks_secret
+from evalworker.arguments import CannotEncode, encode
 from evalworker.inspect_internals import InspectRefused
+from evalworker.redact import secret_variable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -228,7 +229,7 @@ def _refuse(params: dict[str, Any], sources: dict[str, ParameterSource], in_proc
 def _environment(params: dict[str, Any]) -> dict[str, str]:
     environment = inspect_internals.parse_environment(params.get("env") or ())
     for name in environment:
-        if looks_secret(name) or name.upper().endswith("_KEY"):
+        if secret_variable(name):
             raise CannotEncode(
                 f"--env {name}: this looks like a credential, and options are stored with the run: "
                 f"set it in the environment instead"

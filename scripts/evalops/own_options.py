@@ -28,6 +28,8 @@ OWN_OPTIONS = frozenset(
         "--budget",
         "--token-budget",
         "--canary",
+        "--max-failed-share",
+        "--stall-after",
         "--job-timeout",
         "--on-hung",
         "--hung-after",

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalworker import inspect_internals
-from evalworker.arguments import CannotDecode, CannotEncode, decode, encode, looks_secret, option_name
+from evalworker.arguments import CannotDecode, CannotEncode, decode, encode, option_name
 from evalworker.contract.jsonio import dumps
+from evalworker.redact import looks_secret
 
 scalars = (
     st.none()

@@ -10,6 +10,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -30,6 +31,9 @@ from evalworker.worker import Config, Log, Worker
 
 LEAVE_WITHIN_S = 50.0
 """From a spot notice or SIGTERM to the end: jobs flush, partial logs go up, messages go back."""
+
+AFTER_KILL_S = 5.0
+"""For the attempts of killed jobs to give their messages back."""
 
 CONTROLLER_SILENT_S = 600.0
 """When a budget is set and the controller has been silent for so long, nobody counts the money: no new job is taken."""
@@ -91,10 +95,18 @@ class Agent:
         self.worker.launcher.warm()
         self._post(self._online())
         for target in (self._receive, self._duties, self._partials):
-            threading.Thread(target=target, daemon=True, name=target.__name__).start()
+            threading.Thread(target=self._guarded, args=(target,), daemon=True, name=target.__name__).start()
         while self._leaving is None:
             time.sleep(0.2)  # signals are handled here; waiting on a lock would hold them up
         self._end(self._leaving)
+
+    def _guarded(self, target: Callable[[], None]) -> None:
+        """A thread of this worker: without one of them it would be of no use and cost money, so it leaves when one breaks."""
+        try:
+            target()
+        except Exception:
+            self.worker.log_exception(target.__name__)
+            self.leave("failed")
 
     def leave(self, reason: str) -> None:
         """Begin to end, for the first reason given. Safe in a signal handler."""
@@ -118,6 +130,8 @@ class Agent:
             if attempt.process is not None:
                 attempt.process.kill()
             attempt.save_partial()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running, AFTER_KILL_S)
         self.worker.keeper.stop()
         identity = {"fleet_id": self.config.fleet_id, "instance_id": self.config.instance_id, "ts": now()}
         self._post(WorkerDraining(**identity, reason=reason, handed_over=self.worker.handed_over), urgent=True)
@@ -160,6 +174,8 @@ class Agent:
             # Kept for whoever looks into it: redelivery ends in the dead letters, which the controller reports.
             self.worker.warn(f"a job message could not be read ({error}): {error.text[:200]}")
             return
+        if message.fleet_id == self.config.fleet_id and message.round > self.worker.control.round:
+            self._read_control()  # a new round may have brought new jobs
         spec = self._specs.get(message.job_id)
         if message.fleet_id != self.config.fleet_id or message.round < self.worker.control.round or spec is None:
             self.worker.log(
@@ -168,12 +184,21 @@ class Agent:
             with contextlib.suppress(QueueError):
                 self.worker.jobs.delete([received.receipt])
             return
-        if message.round > self.worker.control.round:
-            self._read_control()
+        with self._changed:
+            twin = next((attempt for attempt in self._running.values() if attempt.message == message), None)
+        if twin is not None and twin.adopt(received):  # it had become visible again, after a suspend for example
+            self.worker.log(f"job {message.job_id}: the message of a running attempt came again; it goes on")
+            return
         attempt = Attempt(self.worker, received, message, spec, self.manifest)
         with self._changed:
-            self._running[received.receipt] = attempt
-            self._share_out()
+            leaving = self._leaving is not None
+            if not leaving:
+                self._running[received.receipt] = attempt
+                self._share_out()
+        if leaving:  # it came with the last long poll: another worker shall have it at once
+            with contextlib.suppress(QueueError):
+                self.worker.jobs.extend([received.receipt], 0)
+            return
         threading.Thread(
             target=self._slot, args=(received.receipt, attempt), daemon=True, name=f"slot-{spec.job_id}"
         ).start()

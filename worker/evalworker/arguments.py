@@ -13,6 +13,7 @@ import re
 from typing import Any
 
 from evalworker import inspect_internals
+from evalworker.redact import looks_secret
 
 JSON = Any
 TAG = "$type"
@@ -65,24 +66,6 @@ def encode(arguments: dict[str, Any]) -> dict[str, JSON]:
 def decode(arguments: dict[str, JSON]) -> dict[str, Any]:
     """The typed arguments that `encode` wrote. Raises CannotDecode."""
     return {name: _decode(value, name) for name, value in arguments.items()}
-
-
-_CREDENTIAL = re.compile(
-    r"(^|_)(api_?keys?|(access|private|secret|signing|account|subscription)_?keys?(_id)?|secrets?|token|credentials?"
-    r"|pass(wd|word|phrase|code)s?|authori[sz]ation|bearer|cookies?|jwt)(_?[0-9]+)?$"
-)
-_NO_CREDENTIAL = re.compile(
-    r"^(n|num|max|min|use|has|with|show|hide)_"
-    r"|(^|_)(eos|bos|pad|unk|sep|mask|cls|stop|special|start|end|begin|first|last|next|image|audio|think(ing)?|per|each|input"
-    r"|output|prompt)_token$"
-)
-
-
-def looks_secret(name: str) -> bool:
-    """Whether a name (of an argument, a header, an environment variable) looks like a credential's."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-    words = re.sub(r"[^a-z0-9]+", "_", words).strip("_")
-    return bool(_CREDENTIAL.search(words)) and not _NO_CREDENTIAL.search(words)
 
 
 _URL_PASSWORD = re.compile(r"^[a-z][a-z0-9+.-]*://[^/@\s:]*:[^/@\s]+@", re.IGNORECASE)

@@ -67,6 +67,8 @@ class Attempt:
         self._dir = worker.work / f"{spec.job_id}-{message.round}-{message.attempt}-{time.monotonic_ns()}"
         self._partial = partials.PartialKeeper(worker.storage, message.fleet_id, spec.job_id, self._dir / "logs")
         self._saving = threading.Lock()
+        self._receiving = threading.Lock()
+        self._over = False
         self._saved_at = time.monotonic()
 
     # From other threads
@@ -77,6 +79,15 @@ class Attempt:
             self.share = share
             if self.process is not None:
                 self.process.tell(share=share)
+
+    def adopt(self, received: Received) -> bool:
+        """Go on under a new receipt when the queue has given this worker the same message again; False when it is over here."""
+        with self._receiving:
+            if not self._over:
+                before, self.received = self.received, received
+                self.worker.keeper.hold(received.receipt, lambda: self.interrupt(Category.SPOT))
+                self.worker.keeper.release(before.receipt)
+            return not self._over
 
     def interrupt(self, why: Category) -> None:
         """End the job as after Ctrl-C: `spot` and `cancelled` hand it over, `timeout` ends the attempt."""
@@ -105,7 +116,7 @@ class Attempt:
 
     def run(self) -> None:
         """The whole attempt. Never raises: what goes wrong here is logged, and the queue gives the job to another worker."""
-        held = self.worker.keeper.hold(self.received.receipt, lambda: self.interrupt(Category.SPOT))
+        self.worker.keeper.hold(self.received.receipt, lambda: self.interrupt(Category.SPOT))
         try:
             if not self._already_ended():
                 self._try_once()
@@ -118,7 +129,9 @@ class Attempt:
             self.worker.warn(f"{self.spec.name}: the worker failed: {type(error).__name__}: {error}", self.spec.job_id)
             self._give_back(delay_s=15)
         finally:
-            self.worker.keeper.release(held.receipt)
+            with self._receiving:
+                self._over = True
+                self.worker.keeper.release(self.received.receipt)
             shutil.rmtree(self._dir, ignore_errors=True)
 
     def _already_ended(self) -> bool:
@@ -146,9 +159,12 @@ class Attempt:
         if self._killed_for is not None:
             process.stop()
         try:
-            self._follow(process, started)
-            status = self.worker.launcher.finish(process)
+            try:
+                self._follow(process, started)
+            finally:  # whatever went wrong here, no job runs on unseen
+                status = self.worker.launcher.finish(process)
             self._drain(process)
+            self._read_end_file()
         finally:
             process.close()
         if status == job.EXIT_UNSAFE_FORK:
@@ -250,6 +266,12 @@ class Attempt:
         if self.heard.printed > OUTPUT_LIMIT:
             left_out = self.heard.printed - OUTPUT_LIMIT
             self.worker.log(f"job {self.spec.job_id}: {left_out} more bytes of output were left out")
+
+    def _read_end_file(self) -> None:
+        """The last word of a job whose code had closed the pipe."""
+        if self.heard.end is None:
+            with contextlib.suppress(OSError, ValueError):
+                self.heard.end = job.JobEnd.model_validate_json((self._dir / job.END_FILE).read_bytes())
 
     # The end
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import click
     from click.core import ParameterSource
+    from inspect_ai.model import ModelInfo
 
 OLDEST = (0, 3, 285)
 BEFORE = (0, 4, 0)
@@ -35,11 +36,12 @@ INTERNALS: dict[str, tuple[str, ...]] = {
     "inspect_ai._eval.evalset": ("GENERATE_CONFIG_FIELDS_TO_EXCLUDE",),
     "inspect_ai._eval.loader": ("load_file_tasks",),
     "inspect_ai._sentinel._config": ("SentinelConfig",),
-    "inspect_ai._util.config": ("parse_cli_args",),
+    "inspect_ai._util.config": ("parse_cli_args", "resolve_args"),
     "inspect_ai._util.error": ("PrerequisiteError",),
     "inspect_ai._util.registry": ("registry_lookup",),
     "inspect_ai.approval._policy": ("ApprovalPolicyConfig",),
     "inspect_ai.model._generate_config": ("GenerateConfigArgs",),
+    "inspect_ai.model._model_info": ("_get_model_info_direct",),
     "inspect_ai.review._policy": ("ReviewPolicyConfig",),
     "inspect_ai.scorer._reducer": ("reducer_log_name",),
     "inspect_ai.util._concurrency": ("DynamicSampleLimiter", "ResizableLimiter", "_task_sample_semaphores"),
@@ -241,6 +243,17 @@ def parse_environment(values: tuple[str, ...] | list[str]) -> dict[str, str]:
     """`--env NAME=VALUE` as Inspect reads it."""
     parsed = _internal("inspect_ai._util.config", "parse_cli_args")(values, preserve_quoted_commas=True)
     return {name: str(value) for name, value in parsed.items()}
+
+
+def read_config(file: str) -> Any:
+    """What a YAML or JSON file that Inspect takes as an option's value holds; raises whatever reading it raises."""
+    return _internal("inspect_ai._util.config", "resolve_args")(file)
+
+
+def known_model(name: str) -> "ModelInfo | None":
+    """What Inspect's own data says of a model, by its full name and without loading its provider; None if it has none."""
+    found: ModelInfo | None = _internal("inspect_ai.model._model_info", "_get_model_info_direct")(name)
+    return found
 
 
 def apply_common_options(options: dict[str, Any]) -> None:

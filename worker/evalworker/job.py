@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,6 +30,9 @@ SAMPLE = b"s"
 END = b"e"
 PRESSURE = b"p"
 """First byte of what a job sends: a `sample_done` to be posted as it is, its `JobEnd`, the number of rate-limited calls."""
+
+END_FILE = "end.json"
+"""Beside the log directory: the `JobEnd` of a job whose code has closed the pipe to the agent."""
 
 EXIT_UNSAFE_FORK = 79
 """The server had more than one thread when it forked this job: the agent starts it again without forking."""
@@ -89,7 +92,9 @@ def main(order: Order, pipe: Connection, output: Connection) -> None:
     line = AgentLine(pipe)
     with line:
         end, status = _run(order, line)
-        line.send(END, end.model_dump_json().encode())
+        body = end.model_dump_json().encode()
+        if not line.send(END, body):
+            Path(order.log_dir).with_name(END_FILE).write_bytes(body)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -123,6 +128,12 @@ def _settle(order: Order, output: Connection) -> None:
         sys.modules["numpy"].random.seed()
 
 
+def _identity(pipe: Connection) -> tuple[int, int]:
+    """Which open file a descriptor stands for: user code that closes descriptors lets the number come to mean another one."""
+    stat = os.fstat(pipe.fileno())
+    return stat.st_dev, stat.st_ino
+
+
 class AgentLine:
     """The pipe to the agent. Any thread sends; one thread of its own listens.
 
@@ -132,12 +143,13 @@ class AgentLine:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
+        self._is = _identity(pipe)
         self._sending = threading.Lock()
         self._interruptible = False
         self._changing = threading.Lock()
         self.stopped = False
-        self.share: int | None = None
-        self.on_share: Any = None
+        self._share: int | None = None
+        self._on_share: Callable[[int], None] | None = None
 
     def __enter__(self) -> "AgentLine":
         threading.Thread(target=self._listen, daemon=True, name="agent-line").start()
@@ -147,10 +159,20 @@ class AgentLine:
         with contextlib.suppress(OSError):
             self._pipe.close()
 
-    def send(self, kind: bytes, body: bytes) -> None:
-        """Send one message; a dead agent is noticed by the listener, not here."""
+    def send(self, kind: bytes, body: bytes) -> bool:
+        """Send one message; whether it went. A dead agent is noticed by the listener, not here."""
         with self._sending, contextlib.suppress(OSError):
-            self._pipe.send_bytes(kind + body)
+            if _identity(self._pipe) == self._is:
+                self._pipe.send_bytes(kind + body)
+                return True
+        return False
+
+    def follow_share(self, changed: Callable[[int], None]) -> None:
+        """Call `changed` with the share that the agent has named, if it has, and with each one that it names from now on."""
+        with self._changing:
+            self._on_share = changed
+            if self._share is not None:
+                changed(self._share)
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -175,8 +197,11 @@ class AgentLine:
                 return
             if said.get("stop"):
                 self._stop()
-            if (share := said.get("share")) and self.on_share is not None:
-                self.on_share(share)
+            if share := said.get("share"):
+                with self._changing:
+                    self._share = share
+                    if self._on_share is not None:
+                        self._on_share(share)
 
     def _stop(self) -> None:
         with self._changing:
@@ -203,15 +228,18 @@ def _run(order: Order, line: AgentLine) -> tuple[JobEnd, int]:
     failure: BaseException | None = None
     try:
         arguments = decode(order.arguments)
+        ceiling = arguments.get("max_samples")
         arguments |= {
             "tasks": [spec.task],
             "task_args": spec.task_args,
             "model": decode({"model": order.model})["model"],
             "log_dir": order.log_dir,
-            "max_samples": min(order.share, arguments.get("max_samples") or order.share),
+            "max_samples": min(order.share, ceiling or order.share),
         }
         streaming.last_try = tries_allowed(arguments)
-        line.on_share = _share_setter(streaming, inspect_internals.set_sample_limit, arguments.get("max_samples"))
+        share = Share(streaming, inspect_internals.set_sample_limit, arguments["max_samples"], ceiling)
+        streaming.on_task = share.apply
+        line.follow_share(share.change)
         streamer.start(streaming)
         from inspect_ai import eval_set
 
@@ -237,15 +265,29 @@ def tries_allowed(arguments: dict[str, Any]) -> int | None:
     return max(1, attempts) if arguments.get("retry_immediate") is False else attempts + 1
 
 
-def _share_setter(streaming: Any, set_limit: Any, ceiling: int | None) -> Any:
-    """What the listener calls when the agent changes this job's share: the limit is set in the event loop's thread."""
+class Share:
+    """How many samples this job has in flight: what the agent last said, and never more than the user's `--max-samples`.
 
-    def changed(share: int) -> None:
-        if streaming.loop is not None:
+    The agent's word comes at any time, Inspect's limiter is there only from the start of a task on: so the limit is set when
+    the word comes and again when a task starts, each time in the thread of the event loop.
+    """
+
+    def __init__(self, streaming: Any, set_limit: Callable[[int], int], first: int, ceiling: int | None) -> None:
+        self._streaming = streaming
+        self._set_limit = set_limit
+        self._ceiling = ceiling
+        self._wanted = first
+
+    def change(self, share: int) -> None:
+        """Called by the listener's thread."""
+        self._wanted = min(share, self._ceiling or share)
+        if self._streaming.loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has just ended
-                streaming.loop.call_soon_threadsafe(set_limit, share)
+                self._streaming.loop.call_soon_threadsafe(self.apply)
 
-    return changed
+    def apply(self) -> None:
+        """Called in the event loop's thread."""
+        self._set_limit(self._wanted)
 
 
 def _report(order: Order, streaming: Any, failure: BaseException | None, before: Any, post: Any) -> tuple[JobEnd, int]:

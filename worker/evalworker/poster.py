@@ -22,6 +22,10 @@ PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Waits between tries while SQS cannot be reached."""
 
 
+CLOSING_PAUSE_S = 0.5
+"""The same while the worker is about to end."""
+
+
 class Posted:
     """A message on its way."""
 
@@ -83,9 +87,13 @@ class Poster:
 
     def _open_spool(self) -> int | None:
         try:
-            left = self._spool_path.read_text().splitlines() if self._spool_path.exists() else []
-            self._waiting.extend(Posted(body) for body in left if body)
-            return os.open(self._spool_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            # A forerunner that was killed while it wrote has left half a line: it is no message, and must not grow into one.
+            left = self._spool_path.read_bytes() if self._spool_path.exists() else b""
+            whole = left[: left.rfind(b"\n") + 1]
+            self._waiting.extend(Posted(body) for body in whole.decode("ascii", "replace").splitlines() if body)
+            spool = os.open(self._spool_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.ftruncate(spool, len(whole))
+            return spool
         except OSError as error:
             self._without_spool(error)
             return None
@@ -137,18 +145,25 @@ class Poster:
             unsent = [posted.body for posted in batch]
             self._log(f"posting: {error}")
         with self._changed:
+            failed = []
             for posted in batch:
                 self._waiting.popleft()
                 if posted.body in unsent:
                     unsent.remove(posted.body)
-                    self._waiting.append(posted)
+                    failed.append(posted)
                 else:
                     posted.mark_sent()
+            self._waiting.extendleft(reversed(failed))
             if not self._waiting:
                 self._urgent = 0
                 self._forget()
-            failed = any(posted in self._waiting for posted in batch)
             self._trouble = self._trouble + 1 if failed else 0
             if failed:
-                pause = PAUSES_S[min(self._trouble, len(PAUSES_S)) - 1]
-                self._changed.wait(pause)
+                self._pause(PAUSES_S[min(self._trouble, len(PAUSES_S)) - 1])
+
+    def _pause(self, seconds: float) -> None:
+        """Wait before the next try, however many messages come meanwhile; while closing, not long."""
+        if not self._closing:
+            self._changed.wait_for(lambda: self._closing, seconds)
+        else:
+            self._changed.wait(CLOSING_PAUSE_S)

@@ -95,6 +95,14 @@ def _memory_counters() -> Iterator[Path]:
                 yield Path("/sys/fs/cgroup/memory" + path, "memory.oom_control")
 
 
+def signal_name(number: int) -> str:
+    """`SIGKILL`, or `signal 40` for one without a name (real-time signals)."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def memory_free() -> int:
     """Bytes that new processes could use, from /proc/meminfo."""
     for line in Path("/proc/meminfo").read_text().splitlines():

@@ -48,6 +48,7 @@ def sample_done(
     error = sample.error if isinstance(sample.error, str | None) else sample.error.message
     limit = sample.limit if isinstance(sample.limit, str | None) else sample.limit.type
     usage = {model: usage.model_dump(exclude_none=True) for model, usage in sample.model_usage.items()}
+    scores, cut = _scores(sample)
     return SampleDone(
         fleet_id=origin.fleet_id,
         instance_id=origin.instance_id,
@@ -61,8 +62,9 @@ def sample_done(
         epoch=sample.epoch,
         uuid=sample.uuid,
         status="completed" if error is None else "errored",
-        scores=_scores(sample),
+        scores=scores,
         error=None if error is None else portable(error[: 4 * TEXT_LIMIT]),
+        truncated=cut or (error is not None and len(error) > 4 * TEXT_LIMIT),
         limit=limit,
         duration_s=sample.total_time,
         model_usage=portable(usage),
@@ -71,16 +73,19 @@ def sample_done(
     )
 
 
-def _scores(sample: EvalSample | EvalSampleSummary) -> dict[str, dict[str, Any]]:
+def _scores(sample: EvalSample | EvalSampleSummary) -> tuple[dict[str, dict[str, Any]], bool]:
+    """The sample's scores as a message holds them, and whether a text had to be cut."""
     scores: dict[str, dict[str, Any]] = {}
+    cut = False
     for name, score in (sample.scores or {}).items():
         entry: dict[str, Any] = {"value": portable(score.value)}
         for field in ("answer", "explanation"):
             text = getattr(score, field)
             if text:
                 entry[field] = portable(str(text)[:TEXT_LIMIT])
+                cut = cut or len(str(text)) > TEXT_LIMIT
         scores[str(portable(name))] = entry
-    return scores
+    return scores, cut
 
 
 def _cost(usage: dict[str, dict[str, Any]]) -> float | None:

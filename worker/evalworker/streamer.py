@@ -45,6 +45,7 @@ class Streaming:
         refusals: by execution uuid, class and HTTP status of the last refused model call.
         broken: samples that the hook could not report.
         rate_limited: model calls that were answered with a rate limit.
+        on_task: called in the event loop's thread when a task starts.
     """
 
     origin: Origin
@@ -58,6 +59,7 @@ class Streaming:
     rate_limited: int = 0
     refused_key: SampleError | None = None
     loop: asyncio.AbstractEventLoop | None = None
+    on_task: Callable[[], None] | None = None
 
     def end(self, sample: EvalSample) -> None:
         """Report a sample that ended; raises what a strange sample makes it raise."""
@@ -122,6 +124,8 @@ class FleetSampleStreamer(Hooks):
         if _streaming is not None:
             _streaming.tries += 1
             _streaming.errors.clear()
+            if _streaming.on_task is not None:
+                _streaming.on_task()
 
     async def on_sample_end(self, data: SampleEnd) -> None:
         """Send the sample; a failure is counted, never raised."""

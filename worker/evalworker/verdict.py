@@ -4,11 +4,11 @@ The job says what it saw (`JobEnd`), the agent adds what only it can know (exit 
 itself), and the rules of `contract.failures` decide.
 """
 
-import signal
 from dataclasses import dataclass
 
 from evalworker.contract.failures import EXIT_CONFIG, Category, JobEvidence, judge
 from evalworker.job import JobEnd
+from evalworker.processes import signal_name
 
 SUMMARY_LIMIT = 600
 """Characters of an error summary: it is one line on a terminal."""
@@ -53,12 +53,12 @@ def summary_of(ending: Ending, category: Category) -> str:
     elif category is Category.TIMEOUT and ending.killed_for is category:
         text = "the job ran longer than --job-timeout and was ended"
     elif said.error_type:
-        text = f"{said.error_type}: {said.error_message}" if said.error_message else said.error_type
+        text = _error_text(said.error_type, said.error_message)
     elif said.sample_errors:
         name, message, _ = said.sample_errors[0]
         count = said.samples.errored or len(said.sample_errors)
         what = "every sample" if count >= said.samples.total else f"{count} of {said.samples.total} samples"
-        text = f"{what} errored, for example {name or 'an error'}: {message}"
+        text = f"{what} errored, for example {_error_text(name or 'an error', message)}"
     elif said.log_status == "success" and said.samples.completed == 0:
         text = "the log says success but no sample completed"
     else:
@@ -66,12 +66,21 @@ def summary_of(ending: Ending, category: Category) -> str:
     return " ".join(text.split())[:SUMMARY_LIMIT]
 
 
+def _error_text(name: str, message: str) -> str:
+    """An exception as a person reads it; Inspect keeps a sample's as its `repr`, which has the name in it."""
+    if name == "SystemExit":
+        return f"the task's code called sys.exit({message})"
+    if not message or message.startswith(f"{name}("):
+        return message or name
+    return f"{name}: {message}"
+
+
 def _exit_text(ending: Ending) -> str:
     status = ending.exit_status
     if status is None:
         text = "the job's process vanished with the fork server"
     elif status < 0:
-        text = f"the job's process was killed by {signal.Signals(-status).name}"
+        text = f"the job's process was killed by {signal_name(-status)}"
     elif status == EXIT_CONFIG:
         text = "the job could not be set up"
     else:

@@ -75,6 +75,8 @@ class VisibilityKeeper:
         for one in held:
             if one.receipt in stale:
                 one.stale = True
+                if one.receipt not in self._held:
+                    continue  # deleted or given back in the meantime
                 self._log("a running job's message went to another worker; the job carries on here too")
             elif self._clock() - one.since > HAND_OVER_S:
                 one.since = float("inf")

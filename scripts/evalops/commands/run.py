@@ -13,16 +13,18 @@ import click
 
 from evalops import planner
 from evalops.fleet import submit
-from evalops.fleet.controller import Controller, Verdict, launch_record
+from evalops.fleet.controller import Controller, launch_record
+from evalops.fleet.guards import Verdict
 from evalops.fleet.stream import Fenced
 from evalops.fleet.view import results_table
-from evalops.inspect_options import InspectCommand, typed_arguments
+from evalops.inspect_options import InspectCommand, TypedArguments, typed_arguments
 from evalops.settings import Settings, settings
 from evalops.ui import EXIT_FAILURES, EXIT_LEFT_RUNNING, EXIT_STOPPED, EXIT_USAGE, Failure, emit_json, fail, note
-from evalworker.arguments import encode
+from evalworker import prices
+from evalworker.arguments import decode, encode
 from evalworker.aws import ServiceError
 from evalworker.contract import layout
-from evalworker.contract.documents import JobSpec, Manifest
+from evalworker.contract.documents import Guards, JobSpec, Manifest
 from evalworker.contract.ids import BadId, check_run_id
 from evalworker.storage import Storage
 
@@ -84,6 +86,42 @@ class Duration(click.ParamType[timedelta]):
 )
 @click.option("--job-timeout", type=Duration(), help="The longest that one attempt of a job may run.")
 @click.option(
+    "--budget",
+    type=click.FloatRange(0, min_open=True),
+    metavar="USD",
+    help="Stop when the run's tokens have cost so much, by the prices of --model-cost-config.",
+)
+@click.option("--token-budget", type=click.IntRange(1), help="Stop when the run has used so many tokens.")
+@click.option("--canary", is_flag=True, help="Run one sample per task and model first; all must pass.")
+@click.option(
+    "--max-failed-share",
+    type=click.FloatRange(0, 1),
+    default=0.5,
+    show_default=True,
+    help="Stop when more of the ended jobs failed (from ten on), or the first three all failed alike; 1 never stops.",
+)
+@click.option(
+    "--stall-after",
+    type=Duration(),
+    default="30m",
+    show_default=True,
+    help="Say what is waited for when nothing has happened for so long, and stop after twice that.",
+)
+@click.option(
+    "--hung-after",
+    type=Duration(),
+    default="30m",
+    show_default=True,
+    help="Call a sample hung in which nothing has happened for so long.",
+)
+@click.option(
+    "--on-hung",
+    type=click.Choice(["wait", "error"]),
+    default="wait",
+    show_default=True,
+    help="What to do with a hung sample beside reporting it: wait, or end it with an error.",
+)
+@click.option(
     "--json", "json_output", is_flag=True, help="Print a launch record and a done record, one JSON object a line."
 )
 @click.option("--detach", is_flag=True, help="Print the launch record as JSON and go on in the background.")
@@ -105,11 +143,20 @@ def run_eval(ctx: click.Context, /, **options: Any) -> None:
         slots=options["slots"],
         deadline=options["deadline"],
         job_timeout_s=options["job_timeout"].total_seconds() if options["job_timeout"] else None,
+        hung_after_s=options["hung_after"].total_seconds(),
+        on_hung=options["on_hung"],
+        guards=Guards(
+            budget_usd=options["budget"],
+            token_budget=options["token_budget"],
+            canary=options["canary"],
+            max_failed_share=options["max_failed_share"],
+            stall_after_s=options["stall_after"].total_seconds(),
+        ),
         quiet=options["json_output"],
     )
     try:
         _run(ctx, options, surroundings, request)
-    except ServiceError as error:
+    except (ServiceError, prices.BadPrices) as error:
         raise Failure(str(error), EXIT_USAGE) from error
 
 
@@ -124,11 +171,14 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
     if options["estimate"]:
         _print_estimate(jobs, request, options["json_output"])
         return
+    arguments = _arguments(given, resumed)
+    if request.guards.budget_usd is not None:
+        submit.check_prices((spec.model for spec in jobs), arguments)
     storage = storage or submit.open_root(surroundings)
     if resumed is None:
         if not options["new_fleet"]:
             submit.check_not_running(storage, jobs, surroundings.owner)
-        encoded = encode(given.arguments)
+        encoded = encode(arguments)
         models = encode({"models": given.models})["models"]
         controller = submit.start(surroundings, storage, request, jobs, encoded, models, given.environment)
     else:
@@ -139,6 +189,14 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
             return
         controller = found
     follow(controller, surroundings, json_output=options["json_output"])
+
+
+def _arguments(given: TypedArguments, resumed: Manifest | None) -> dict[str, Any]:
+    """`eval_set`'s arguments of the run, with its prices instead of the name of their file."""
+    arguments = dict(given.arguments) if resumed is None else decode(resumed.arguments)
+    if found := prices.read(arguments.get(prices.ARGUMENT)):
+        arguments[prices.ARGUMENT] = found
+    return arguments
 
 
 def _plan(given: Any) -> list[JobSpec]:

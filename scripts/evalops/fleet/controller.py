@@ -15,11 +15,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-from evalops.fleet import lanes
+from evalops.fleet import guards, lanes
+from evalops.fleet.guards import Verdict
 from evalops.fleet.ledger import JobState, Ledger, Outcome
 from evalops.fleet.recovery import LostMessages
 from evalops.fleet.stream import EventStream
 from evalops.fleet.view import ProgressLine
+from evalops.fleet.watch import Watch
 from evalops.fleet.workers import Lost, Pool
 from evalworker import aws, publish
 from evalworker.aws import ServiceError
@@ -61,7 +63,11 @@ LOST_AFTER_S = 90.0
 STOP_PATIENCE_S = 60.0
 """How long stopping workers may take to hand over before what is open is called cancelled."""
 
-Ending = Literal["complete", "failures", "stopped", "cancelled", "left"]
+EVENTS_RETURN_S = 75.0
+"""How long messages that a killed controller had received stay away: the events queue's visibility timeout, and some more."""
+
+DRAIN_S = 30.0
+"""The longest that the end of a fleet spends on emptying its lane."""
 
 
 @dataclass
@@ -83,16 +89,7 @@ class SeenWorker:
 
     online: bool = False
     beat: float = 0.0
-    rate_limited: int = 0
     running: frozenset[str] = frozenset()
-
-
-@dataclass
-class Verdict:
-    """How the fleet ended. `reason` is one sentence where something other than the jobs ended it."""
-
-    ending: Ending
-    reason: str | None = None
 
 
 @dataclass
@@ -133,6 +130,7 @@ class Controller:
         self._stopping_since: float | None = None
         self._last: dict[str, float] = {}
         self._lost_messages = LostMessages()
+        self.watch = Watch(self.ledger, time.monotonic())
         self._troubles: set[str] = set()
 
     @property
@@ -164,10 +162,10 @@ class Controller:
         if self._every("beat", BEAT_S):
             self._beat()
         self._react()
-        self.view.show(self.ledger, self.pool.alive, self._waiting_for())
+        self.view.show(self.ledger, self.pool.alive, self._waiting_for(), self.watch.rate_limited)
 
-    def _store(self) -> None:
-        if self.stream.due:
+    def _store(self, *, at_once: bool = False) -> None:
+        if self.stream.due or at_once:
             with self._surviving("storage"):
                 receipts = self.stream.store()
                 self._events.delete(receipts)
@@ -200,11 +198,23 @@ class Controller:
             self._keep_aside(error)
             return
         if message.fleet_id != self.fleet_id:
-            self.stream.append(
-                [{"type": "warning", "text": f"a message of another fleet, {message.fleet_id[:64]}, was dropped"}]
-            )
+            self._keep_foreign(message)
             return
         self._apply(message)
+
+    def _keep_foreign(self, message: FromWorker) -> None:
+        """A late message of the fleet that had this lane before: kept with that fleet, whose stream has ended."""
+        if isinstance(message, SampleDone | AttemptDone):
+            with self._surviving("storage"):
+                self.storage.put(layout.late(message.fleet_id), message.to_bytes())
+            self.stream.append(
+                [
+                    {
+                        "type": "warning",
+                        "text": f"a message of the fleet {message.fleet_id} came late and was kept with that fleet",
+                    }
+                ]
+            )
 
     def _keep_aside(self, error: Unreadable) -> None:
         key = f"{self.fleet_id}/unreadable/{time.time_ns()}.txt"
@@ -215,12 +225,14 @@ class Controller:
     def _apply(self, message: FromWorker) -> None:
         worker = self._workers.setdefault(message.instance_id, SeenWorker())
         worker.beat = time.monotonic()
+        if not isinstance(message, Heartbeat | Warning_):
+            self.watch.happened(time.monotonic())
         if isinstance(message, SampleDone):
             self._write(self.ledger.sample(message))
         elif isinstance(message, AttemptDone):
             self._write(self.ledger.attempt(message))
         elif isinstance(message, Heartbeat):
-            worker.rate_limited = message.rate_limited
+            self._tell(self.watch.heard(message))
             worker.running = frozenset(message.running)
         else:
             self._lifecycle(message, worker)
@@ -241,6 +253,7 @@ class Controller:
             }
         elif isinstance(message, WorkerDraining):
             self._workers.pop(message.instance_id, None)
+            self.watch.gone(message.instance_id)
             event |= {"reason": message.reason, "handed_over": message.handed_over}
         elif isinstance(message, BootstrapFailed):
             self._failed_boots += 1
@@ -291,12 +304,19 @@ class Controller:
     # Sending
 
     def send_open_jobs(self) -> None:
-        """Send a message for each open job: the start of a round. Raises what cannot be sent."""
-        self._jobs.send([self._message(job).to_json() for job in self.ledger.open_jobs])
+        """Send a message for each open job, or for the canaries alone: the start of a round. Raises what cannot be sent."""
+        self.watch.hold(self.control)
+        jobs = self.watch.canaries(self.control) or self.ledger.open_jobs
+        self._jobs.send([self._message(job).to_json() for job in jobs])
 
     def _message(self, job: JobState) -> Job:
         return Job(
-            fleet_id=self.fleet_id, round=self.ledger.round, job_id=job.spec.job_id, attempt=job.attempt, base=job.base
+            fleet_id=self.fleet_id,
+            round=self.ledger.round,
+            job_id=job.spec.job_id,
+            attempt=job.attempt,
+            base=job.base,
+            canary=job in self.watch.canaries(self.control),
         )
 
     def _schedule(self, job: JobState, delay_s: float) -> None:
@@ -305,10 +325,13 @@ class Controller:
     def _send_due(self) -> None:
         if self._stopping_since is not None:
             return
+        for job in self.watch.release(self.control):
+            self._schedule(job, 0)
         for due in [due for due in self._due if due.at <= time.monotonic()]:
             with self._surviving("the job queue"):
                 self._jobs.send([due.message.to_json()])
                 self._due.remove(due)
+                self.watch.happened(time.monotonic())
 
     def _read_dead_letters(self) -> None:
         """A job whose message nobody could finish has failed: say so instead of waiting for it."""
@@ -334,7 +357,7 @@ class Controller:
             lost = self._lost_messages.look(
                 open_jobs=[job.spec.job_id for job in self.ledger.open_jobs],
                 running={job for worker in self._workers.values() if worker.beat > fresh for job in worker.running},
-                scheduled={due.message.job_id for due in self._due},
+                scheduled={due.message.job_id for due in self._due} | self.watch.held(self.control),
                 counts=self._jobs.counts(),
             )
             for job_id in lost:
@@ -386,6 +409,8 @@ class Controller:
 
     def _lost(self, lost: Lost) -> None:
         worker = self._workers.pop(lost.instance_id, None)
+        self.watch.gone(lost.instance_id)
+        self.watch.happened(time.monotonic())
         if lost.reason == "ended":
             return
         if worker is None or not worker.online:
@@ -436,19 +461,19 @@ class Controller:
             self._drive_stop()
 
     def _guard(self) -> Verdict | None:
-        if now() >= self.control.deadline:
-            return Verdict("stopped", "the deadline has passed")
-        ended = [job.done for job in self.ledger.jobs.values() if job.done is not None]
-        if self.ledger.open_jobs and any(done.failure_category is Category.AUTH for done in ended):
-            return Verdict("stopped", "a model provider refused the credentials")
-        first = ended[: min(3, len(self.ledger.jobs))]
-        if (
-            self.ledger.open_jobs
-            and len(first) >= 2
-            and all(done.failure_category is Category.CONFIG for done in first)
-        ):
-            return Verdict("stopped", "the first jobs could not be set up")
-        return None
+        """Ask the guards, and write what they have to tell."""
+        at, waiting_for = time.monotonic(), self._waiting_for() or self.watch.waits or "a free worker"
+        told = self.watch.marks(self.control)
+        if (stalled := self.watch.stalled(self.control, at, waiting_for)) is not None:
+            told.append(stalled)
+        self._tell(told)
+        return self.watch.verdict(self.control, now(), at, waiting_for)
+
+    def _tell(self, events: list[Event]) -> None:
+        """Write what a guard has to tell, and show it."""
+        self.stream.append(events)
+        for event in events:
+            self.view.note(guards.sentence(event))
 
     def _begin_stop(self, verdict: Verdict) -> None:
         self._verdict = verdict
@@ -465,9 +490,10 @@ class Controller:
         waited = time.monotonic() - self._stopping_since
         if self.pool.alive and waited < STOP_PATIENCE_S:
             return
+        self._store(at_once=True)
         with self._surviving("the event queue"):
-            if self._events.counts().visible:
-                return
+            if self._events.counts().total and waited < STOP_PATIENCE_S + EVENTS_RETURN_S:
+                return  # what an earlier controller had received and not stored comes back first
         with self._surviving("storage"):
             for job in self.ledger.open_jobs:
                 self._end_job(job, "cancelled", Category.CANCELLED, self._verdict.reason or "cancelled")
@@ -500,13 +526,35 @@ class Controller:
         self._events.delete(self.stream.store())
         self._beat(state="ended")
         self.pool.stop(now=self._interrupts > 1)
+        self._empty_lane()
         lanes.release(self.storage, self.lane)
         self.stream.close()
         return verdict
 
+    def close(self, reason: str) -> Verdict:
+        """End a fleet that nobody drives any more: take what its workers have said, cancel what is open, write the summary."""
+        self._begin_stop(Verdict("stopped", reason))
+        return self.run()
+
+    def _empty_lane(self) -> None:
+        """Leave nothing of this fleet in the queues of a lane that others will use; an embedded lane goes anyway."""
+        if self.lane.endpoint is not None:
+            return
+        end = time.monotonic() + DRAIN_S
+        for queue in (self._jobs, self._events, self._dead):
+            with self._surviving(f"the queue {queue.name}"):
+                while (received := queue.receive(10, 1)) and time.monotonic() < end:
+                    queue.delete([message.receipt for message in received])
+
     def _beat(self, state: Literal["running", "draining", "stopping", "ended"] | None = None) -> None:
         """Write control.json; when someone else has written it (`stop`), obey what it says."""
-        control = self.control.model_copy(update={"beat": now(), "state": state or self.control.state})
+        said = {
+            "beat": now(),
+            "state": state or self.control.state,
+            "rate_limited": self.watch.rate_limited,
+            "waiting_for": self._waiting_for(),
+        }
+        control = self.control.model_copy(update=said)
         with self._surviving("storage"):
             try:
                 self.control_etag = self.storage.replace(
@@ -530,6 +578,9 @@ class Controller:
             return "stopping"
         if not any(worker.online for worker in self._workers.values()):
             return "waiting for the first worker"
+        if self.watch.held(self.control):
+            left = len(self.watch.canaries(self.control))
+            return f"{left} canar{'y' if left == 1 else 'ies'} before all else"
         if self._due and all(
             job.spec.job_id in {due.message.job_id for due in self._due} for job in self.ledger.open_jobs
         ):

@@ -3,7 +3,7 @@
 Ownership lasts to the fleet's deadline, not to a heartbeat, so a dead controller's fleet keeps its queues while its workers work.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 
 from evalworker.contract import layout
@@ -41,15 +41,28 @@ def find(storage: Storage, fleet_id: str) -> Lane | None:
     return next((lane for lane, _ in lanes(storage) if lane.fleet_id == fleet_id), None)
 
 
-def take(storage: Storage, fleet_id: str, owner: str, until: datetime) -> Lane:
-    """Take the first lane that nobody owns; raises NoLane with who holds what."""
+def take(
+    storage: Storage, fleet_id: str, owner: str, until: datetime, close: Callable[[Lane], None] = lambda _: None
+) -> Lane:
+    """Take the first lane that nobody owns, or whose owner is past its deadline; raises NoLane with who holds what.
+
+    Args:
+        close: ends the fleet of a lane that is past its deadline (its last messages go to its own stream) and releases the lane.
+    """
     held: list[str] = []
     for lane, etag in lanes(storage):
         if lane.endpoint is not None:
             continue
-        if lane.fleet_id is not None and lane.fleet_id != fleet_id:
-            held.append(f"{lane.name}: {lane.fleet_id} of {lane.owner} until {lane.until:%Y-%m-%d %H:%M} UTC")
-            continue
+        if lane.fleet_id not in (None, fleet_id):
+            if not expired(lane):
+                until_text = f" until {lane.until:%Y-%m-%d %H:%M} UTC" if lane.until else ""
+                held.append(f"{lane.name}: {lane.fleet_id} of {lane.owner or 'nobody'}{until_text}")
+                continue
+            close(lane)
+            stored = storage.get(layout.lane(lane.name))
+            lane, etag = Lane.from_json(stored.body), stored.etag
+            if lane.fleet_id is not None:  # somebody else was faster
+                continue
         owned = lane.model_copy(update={"fleet_id": fleet_id, "owner": owner, "until": until})
         try:
             storage.replace(layout.lane(lane.name), owned.to_bytes(), etag)

@@ -12,11 +12,13 @@ from evalworker.contract import layout
 from evalworker.contract.documents import JobSpec
 from evalworker.contract.events import Event, of_sample
 from evalworker.contract.failures import Category
-from evalworker.contract.ids import sample_key
+from evalworker.contract.ids import SampleId, sample_key
 from evalworker.contract.jsonio import canonical
 from evalworker.contract.messages import AttemptDone, SampleCounts, SampleDone
 
 Key = tuple[str, int]
+Pair = tuple[str, str]
+"""A task's name and a model's."""
 
 
 @dataclass
@@ -31,6 +33,24 @@ class Said:
 
 
 @dataclass
+class Spend:
+    """What all samples have cost, those that were run again among them. `unpriced`: models whose tokens have no price."""
+
+    usd: float = 0.0
+    tokens: int = 0
+    unpriced: set[str] = field(default_factory=set)
+
+    def add(self, model_usage: dict[str, dict[str, Any]]) -> None:
+        """Count one execution of a sample."""
+        for model, usage in model_usage.items():
+            tokens, cost = int(usage.get("total_tokens") or 0), usage.get("total_cost")
+            self.tokens += tokens
+            self.usd += cost or 0.0
+            if cost is None and tokens:
+                self.unpriced.add(model)
+
+
+@dataclass
 class JobState:
     """One job. `attempt` is the newest one known, `base` the last one of earlier rounds; `done` its end, None while it goes on."""
 
@@ -39,9 +59,16 @@ class JobState:
     base: int = 0
     redone: int = 0
     said: dict[Key, Said] = field(default_factory=dict)
+    paid: set[tuple[Key, str | None]] = field(default_factory=set)
+    results_said: set[tuple[Key, str | None]] = field(default_factory=set)
     retries_said: set[str] = field(default_factory=set)
     done: AttemptDone | None = None
     ending: AttemptDone | None = None
+
+    @property
+    def pair(self) -> Pair:
+        """Its task and model."""
+        return self.spec.name, self.spec.model
 
     @property
     def status(self) -> str:
@@ -68,18 +95,30 @@ class Outcome:
 
 
 class Ledger:
-    """The state of one fleet in one round."""
+    """The state of one fleet in one round.
+
+    Attributes:
+        ended: this round's ends, in the order in which they came.
+        passed: the (task, model) whose canary passed in this round.
+        spend: of all rounds.
+    """
 
     def __init__(self, jobs: Iterable[JobSpec], round_: int = 1) -> None:
         self.round = round_
         self.jobs = {spec.job_id: JobState(spec) for spec in jobs}
+        self.ended: list[AttemptDone] = []
+        self.passed: set[Pair] = set()
+        self.spend = Spend()
 
     # What came from the workers
 
     def sample(self, done: SampleDone) -> Outcome:
         """A sample ended."""
         job = self.jobs.get(done.job_id)
-        if job is None or job.done is not None or done.round != self.round:
+        if job is None:
+            return Outcome()
+        self._pay(job, done.sample_id, done.epoch, done.uuid, done.model_usage)
+        if job.done is not None or done.round != self.round:
             return Outcome()
         if done.will_retry:
             identity = canonical([done.sample_id, done.epoch, done.uuid])
@@ -87,9 +126,20 @@ class Ledger:
                 return Outcome()
             job.retries_said.add(identity)
             return Outcome([of_sample(done)])
+        if (sample_key(done.sample_id, done.epoch), done.uuid) in job.results_said:
+            return Outcome()  # a duplicate, perhaps of one that has been replaced since
         if (event := self._result(job, done)) is None:
             return Outcome()
         return Outcome([event])
+
+    def _pay(
+        self, job: JobState, sample_id: SampleId, epoch: int, uuid: str | None, usage: dict[str, dict[str, Any]]
+    ) -> None:
+        """Count what one execution of a sample has cost, once."""
+        execution = (sample_key(sample_id, epoch), uuid)
+        if execution not in job.paid:
+            job.paid.add(execution)
+            self.spend.add(usage)
 
     def _result(self, job: JobState, done: SampleDone) -> Event | None:
         """The `result` event, None if it stands already or comes from an attempt that has been superseded."""
@@ -99,6 +149,7 @@ class Ledger:
             return None
         tokens = sum(int(usage.get("total_tokens") or 0) for usage in done.model_usage.values())
         job.said[key] = Said(done.uuid, done.attempt, done.status == "errored", done.cost_usd, tokens)
+        job.results_said.add((key, done.uuid))
         if known is not None:
             job.redone += 1
             return of_sample(done, replaces=known.uuid or "")
@@ -115,12 +166,21 @@ class Ledger:
         if done.attempt < job.attempt:
             return Outcome()
         job.attempt = done.attempt + 1
+        if done.canary and done.status == "completed":
+            self._canary_passed(job, done.attempt)
+            return Outcome([self._attempt_event(job, done, None)])
         delay = done.retry_after_s or 0.0
         return Outcome([self._attempt_event(job, done, delay)], Retry(done.job_id, job.attempt, delay))
 
+    def _canary_passed(self, job: JobState, attempt: int) -> None:
+        """The next attempt, which is sent when all canaries have passed, is the first that counts."""
+        self.passed.add(job.pair)
+        job.attempt = max(job.attempt, attempt + 1)
+        job.base = attempt
+
     def _attempt_event(self, job: JobState, done: AttemptDone, delay_s: float | None) -> Event:
         redone, job.redone = job.redone, 0
-        return {
+        event: Event = {
             "type": "job_attempt",
             "job_id": done.job_id,
             "task": job.spec.name,
@@ -133,6 +193,7 @@ class Ledger:
             "retry_in_s": delay_s,
             "instance_id": done.instance_id,
         }
+        return event | {"canary": True} if done.canary else event
 
     def matches(self, done: AttemptDone, digest_of: Any) -> bool:
         """Whether the stream holds exactly the executions of the log that ended the job."""
@@ -149,12 +210,14 @@ class Ledger:
             known = job.said.get(sample_key(sample.sample_id, sample.epoch))
             if known is not None:
                 known.attempt = sample.attempt  # the log that ended the job decides
+            self._pay(job, sample.sample_id, sample.epoch, sample.uuid, sample.model_usage)
             if (event := self._result(job, sample)) is not None:
                 events.append(event)
         if job.redone or done.kept:
             events.append(self._attempt_event(job, done, None))
         job.done, job.ending = done, None
         job.attempt = max(job.attempt, done.attempt)
+        self._ended(job, done)
         events.append(
             {
                 "type": "job_done",
@@ -175,6 +238,11 @@ class Ledger:
             }
         )
         return events
+
+    def _ended(self, job: JobState, done: AttemptDone) -> None:
+        self.ended.append(done)
+        if done.status == "completed":
+            self.passed.add(job.pair)
 
     # What it comes to
 
@@ -202,15 +270,13 @@ class Ledger:
 
     @property
     def token_cost(self) -> float | None:
-        """Dollars for tokens as far as every sample's price is known; None as soon as one is not. Zero is a value."""
-        costs = [said.cost_usd for job in self.jobs.values() for said in job.said.values()]
-        known = [cost for cost in costs if cost is not None]
-        return sum(known) if len(known) == len(costs) else None
+        """Dollars for the tokens of all samples, also of those that were run again; None as soon as a price is missing."""
+        return None if self.spend.unpriced else self.spend.usd
 
     @property
     def tokens(self) -> int:
-        """Tokens of all results."""
-        return sum(said.tokens for job in self.jobs.values() for said in job.said.values())
+        """Tokens of all samples, also of those that were run again."""
+        return self.spend.tokens
 
     def failure_categories(self) -> set[Category | None]:
         """Why jobs failed, of those that have ended so."""
@@ -220,27 +286,42 @@ class Ledger:
 
     def replay(self, event: dict[str, Any]) -> None:
         """Take over one line of an earlier controller's stream."""
+        if event["type"] == "fleet_start":
+            self.ended.clear()
+            self.passed.clear()
+            self.new_round(event["round"])
         job = self.jobs.get(event.get("job_id", ""))
         if job is None:
             return
+        if event["type"] in ("result", "sample_retry"):
+            self._pay(job, event["sample_id"], event["epoch"], event["uuid"], event.get("model_usage") or {})
         if event["type"] == "result":
             usage = (event.get("model_usage") or {}).values()
             tokens = sum(int(entry.get("total_tokens") or 0) for entry in usage)
-            job.said[sample_key(event["sample_id"], event["epoch"])] = Said(
-                event["uuid"], event["attempt"], event["status"] == "errored", event.get("cost_usd"), tokens
-            )
+            key = sample_key(event["sample_id"], event["epoch"])
+            errored = event["status"] == "errored"
+            job.said[key] = Said(event["uuid"], event["attempt"], errored, event.get("cost_usd"), tokens)
+            job.results_said.add((key, event["uuid"]))
         elif event["type"] == "sample_retry":
             job.retries_said.add(canonical([event["sample_id"], event["epoch"], event["uuid"]]))
+        elif event["type"] == "job_attempt" and event.get("canary") and event["failure_category"] is None:
+            self._canary_passed(job, event["attempt"])
         elif event["type"] == "job_attempt" and event.get("retry_in_s") is not None:
             job.attempt = max(job.attempt, event["attempt"] + 1)
         elif event["type"] == "job_done":
             if event["status"] == "completed" or event["round"] == self.round:
                 job.done = _done_of(event)
+                self._ended(job, job.done)
             job.attempt = max(job.attempt, event["attempts"])
 
     def new_round(self, round_: int) -> list[JobState]:
-        """Go on after a replay as round `round_`: what has not completed is open again. Returns the open jobs."""
+        """Go on after a replay as round `round_`: what has not completed is open again. Returns the open jobs.
+
+        The first round has no attempts before it.
+        """
         self.round = round_
+        if round_ == 1:
+            return self.open_jobs
         for job in self.jobs.values():
             if job.done is not None and job.done.status != "completed":
                 job.done = None

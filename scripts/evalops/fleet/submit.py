@@ -8,30 +8,38 @@ import os
 import platform
 import socket
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from evalops import embedded
 from evalops.fleet import lanes
 from evalops.fleet.controller import Controller, Plan
+from evalops.fleet.guards import over_budget
 from evalops.fleet.ledger import Ledger
 from evalops.fleet.stream import EventStream
 from evalops.fleet.view import ProgressLine
-from evalops.fleet.workers import LocalPool, default_slots
+from evalops.fleet.workers import LocalPool, NoPool, Pool, default_slots
 from evalops.settings import Settings
 from evalops.ui import EXIT_USAGE, fail
-from evalworker import aws
+from evalworker import aws, prices
 from evalworker.contract import layout
-from evalworker.contract.documents import Control, JobSpec, Lane, Limits, Manifest
+from evalworker.contract.documents import Control, Guards, JobSpec, Lane, Limits, Manifest
 from evalworker.contract.ids import new_run_id
 from evalworker.contract.wire import Unreadable, now
 from evalworker.queues import Queue, QueueError
 from evalworker.storage import Denied, Missing, Storage, StorageError, open_storage
 
-LOCAL_LIMITS = Limits(visibility_s=30, heartbeat_s=5.0, control_s=1.0)
+LOCAL_LIMITS = Limits(visibility_s=15, heartbeat_s=5.0, control_s=1.0)
 """On one machine, looking is cheap: workers notice everything sooner than on AWS."""
+
+BUDGETED_CONTROL_S = 0.2
+"""How often workers look whether to stop when each sample costs money that is counted."""
+
+NO_MODEL = "none/none"
+"""Inspect's name for no model at all."""
 
 CONTROLLER_ALIVE_S = 60.0
 """A controller whose last sign of life is younger is taken for alive."""
@@ -44,6 +52,7 @@ class Request:
     Attributes:
         workers: at the most. concurrency: samples in flight on each. slots: jobs at once on each, None for this machine's share.
         deadline: when the fleet ends whatever happens.
+        hung_after_s, on_hung: see `Limits`. guards: see `Guards`.
     """
 
     workers: int = 2
@@ -51,6 +60,9 @@ class Request:
     slots: int | None = None
     deadline: timedelta = timedelta(hours=12)
     job_timeout_s: float | None = None
+    hung_after_s: float = 1800.0
+    on_hung: Literal["wait", "error"] = "wait"
+    guards: Guards = field(default_factory=Guards)
     quiet: bool = False
 
 
@@ -115,7 +127,9 @@ def start(
         deadline=moment + request.deadline,
         beat=moment,
         controller=controller_name(),
+        budgeted=budgeted(request.guards),
         limits=limits_of(request),
+        guards=request.guards,
     )
     storage.create(layout.manifest(fleet_id), manifest.to_bytes())
     etag = storage.create(layout.control(fleet_id), control.to_bytes())
@@ -142,6 +156,9 @@ def resume(settings: Settings, storage: Storage, request: Request, manifest: Man
     stream.close()
     if not ledger.new_round(control.round + 1):
         return None
+    request = replace(request, guards=inherited(request.guards, control.guards))
+    if (spent := over_budget(request.guards, ledger.spend)) is not None:
+        fail(f"{manifest.fleet_id}: {spent.reason}; resume it with a larger one")
     control = control.model_copy(
         update={
             "round": control.round + 1,
@@ -150,7 +167,9 @@ def resume(settings: Settings, storage: Storage, request: Request, manifest: Man
             "deadline": now() + request.deadline,
             "beat": now(),
             "controller": controller_name(),
+            "budgeted": budgeted(request.guards),
             "limits": limits_of(request),
+            "guards": request.guards,
         }
     )
     etag = storage.replace(layout.control(manifest.fleet_id), control.to_bytes(), stored.etag)
@@ -185,15 +204,41 @@ def attach(settings: Settings, storage: Storage, request: Request, manifest: Man
     lane = lanes.find(storage, fleet_id)
     if lane is None:
         fail(f"the fleet {fleet_id} owns no lane any more; --run-id {fleet_id} runs again what did not complete")
-    control = control.model_copy(update={"beat": now(), "controller": controller_name()})
-    etag = storage.replace(layout.control(fleet_id), control.to_bytes(), stored.etag)
-    controller = _controller(
-        settings, storage, request, manifest, control, etag, Ledger(manifest.jobs, control.round), lane
-    )
-    for event in controller.stream.restore():
-        controller.ledger.replay(event)
+    controller = _take_over(settings, storage, request, manifest, lane)
     if control.state == "running" and controller.pool.adopt() == 0:
         controller.start_workers()
+    return controller
+
+
+def close_abandoned(settings: Settings, storage: Storage, lane: Lane) -> None:
+    """Write the end of a fleet that is past its deadline and has no controller, and release its lane.
+
+    What its workers had said goes to its own segments first, so its summary is true.
+    """
+    assert lane.fleet_id is not None
+    manifest = read_manifest(storage, settings, lane.fleet_id)
+    controller = _take_over(settings, storage, Request(quiet=True), manifest, lane, NoPool())
+    controller.close("its deadline passed while nobody drove it")
+
+
+def _take_over(
+    settings: Settings, storage: Storage, request: Request, manifest: Manifest, lane: Lane, pool: Pool | None = None
+) -> Controller:
+    """A controller in the state that the stored stream tells of, known to the workers as theirs."""
+    stored = storage.get(layout.control(manifest.fleet_id))
+    control = Control.from_json(stored.body).model_copy(update={"beat": now(), "controller": controller_name()})
+    etag = storage.replace(layout.control(manifest.fleet_id), control.to_bytes(), stored.etag)
+    ledger = Ledger(manifest.jobs, control.round)
+    controller = _controller(settings, storage, request, manifest, control, etag, ledger, lane, pool)
+    begun = False
+    for event in controller.stream.restore():
+        controller.ledger.replay(event)
+        controller.watch.replay(event)
+        begun = begun or (event["type"] == "fleet_start" and event["round"] == control.round)
+    controller.watch.hold(control)
+    if not begun:  # the controller was killed before its first segment
+        controller.ledger.new_round(control.round)
+        controller.stream.append([_fleet_start(manifest, control, controller.ledger, request.workers)])
     return controller
 
 
@@ -209,10 +254,11 @@ def _begin(
     """Take a lane, write `fleet_start`, send what is open, start the workers."""
     lane = _embedded_lane(settings, storage, manifest, control)
     controller = _controller(settings, storage, request, manifest, control, etag, ledger, lane)
-    for _ in controller.stream.restore():
-        pass
+    for event in controller.stream.restore():
+        controller.watch.replay(event)
     workers = min(request.workers, len(ledger.open_jobs))
     controller.stream.append([_fleet_start(manifest, control, ledger, workers)])
+    controller.stream.store()
     controller.start_workers()
     controller.send_open_jobs()
     return controller
@@ -227,6 +273,7 @@ def _controller(
     etag: str,
     ledger: Ledger,
     lane: Lane,
+    pool: Pool | None = None,
 ) -> Controller:
     folder = fleet_folder(manifest.fleet_id)
     slots = request.slots or default_slots(min(request.workers, max(1, len(manifest.jobs))))
@@ -239,7 +286,7 @@ def _controller(
         lane=lane,
         ledger=ledger,
         stream=EventStream(storage, manifest.fleet_id, folder / "events.jsonl"),
-        pool=LocalPool(settings.root, manifest.fleet_id, lane.name, work, slots, os.environ),
+        pool=pool or LocalPool(settings.root, manifest.fleet_id, lane.name, work, slots, os.environ),
         view=ProgressLine(quiet=request.quiet),
         plan=Plan(workers=request.workers),
     )
@@ -272,9 +319,37 @@ def _fleet_start(manifest: Manifest, control: Control, ledger: Ledger, workers: 
 
 def limits_of(request: Request) -> Limits:
     """The workers' bounds for a local fleet."""
-    return LOCAL_LIMITS.model_copy(
-        update={"concurrency_per_worker": request.concurrency, "job_timeout_s": request.job_timeout_s}
-    )
+    given = {
+        "concurrency_per_worker": request.concurrency,
+        "job_timeout_s": request.job_timeout_s,
+        "hung_after_s": request.hung_after_s,
+        "on_hung": request.on_hung,
+    }
+    if budgeted(request.guards):
+        given["control_s"] = BUDGETED_CONTROL_S
+    return LOCAL_LIMITS.model_copy(update=given)
+
+
+def budgeted(guards: Guards) -> bool:
+    """Whether somebody has to count the money."""
+    return guards.budget_usd is not None or guards.token_budget is not None
+
+
+def inherited(guards: Guards, earlier: Guards) -> Guards:
+    """A resume's guards: a budget belongs to the run, so one that is not given anew stays."""
+    kept = {name: getattr(earlier, name) for name in ("budget_usd", "token_budget") if getattr(guards, name) is None}
+    return guards.model_copy(update=kept)
+
+
+def check_prices(models: Iterable[str], arguments: dict[str, Any]) -> None:
+    """Refuse a budget that could not be counted: every model of the run, also those of roles, must have a price."""
+    names = [*models, *prices.role_models(arguments.get("model_roles"))]
+    missing = prices.unpriced((name for name in names if name != NO_MODEL), prices.read(arguments.get(prices.ARGUMENT)))
+    if missing:
+        fail(
+            f"--budget needs the price of {', '.join(missing)}: add it to a file for --model-cost-config ({prices.FORMAT}), "
+            "or use --token-budget"
+        )
 
 
 def controller_name() -> str:

@@ -26,13 +26,21 @@ class ProgressLine:
         self._shown_at = -PLAIN_EVERY_S
         self._width = 0
 
-    def show(self, ledger: Ledger, workers: int, waiting_for: str | None = None, *, force: bool = False) -> None:
+    def show(
+        self,
+        ledger: Ledger,
+        workers: int,
+        waiting_for: str | None = None,
+        rate_limited: int = 0,
+        *,
+        force: bool = False,
+    ) -> None:
         """Draw the line if it is time to."""
         due = self._clock() - self._shown_at >= (REDRAW_EVERY_S if self._terminal else PLAIN_EVERY_S)
         if self._quiet or not (due or force):
             return
         self._shown_at = self._clock()
-        text = line_of(ledger, workers, self._clock() - self._started, waiting_for)
+        text = line_of(ledger, workers, self._clock() - self._started, waiting_for, rate_limited)
         if self._terminal:
             self._stream.write("\r" + text.ljust(self._width))
             self._width = len(text)
@@ -56,8 +64,8 @@ class ProgressLine:
             self._width = 0
 
 
-def line_of(ledger: Ledger, workers: int, elapsed_s: float, waiting_for: str | None) -> str:
-    """The progress line's text: jobs ended of all, how they ended, samples, workers, time."""
+def line_of(ledger: Ledger, workers: int, elapsed_s: float, waiting_for: str | None, rate_limited: int = 0) -> str:
+    """The progress line's text: jobs ended of all, how they ended, samples, workers, time, rate-limited model calls."""
     ended = len(ledger.jobs) - len(ledger.open_jobs)
     samples = ledger.samples
     parts = [f"{ledger.count('completed')} done"]
@@ -69,6 +77,8 @@ def line_of(ledger: Ledger, workers: int, elapsed_s: float, waiting_for: str | N
         parts.append(f"{samples.errored} errored")
     parts.append(f"{workers} worker{'' if workers == 1 else 's'}")
     parts.append(ui.seconds_text(elapsed_s) or "")
+    if rate_limited:
+        parts.append(f"{rate_limited} rate-limited call{'' if rate_limited == 1 else 's'}")
     if waiting_for:
         parts.append(waiting_for)
     return f"[{ended}/{len(ledger.jobs)}] " + ", ".join(parts)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from evalworker.processes import alive
+from evalworker.processes import alive, signal_name
 
 STOP_S = 55.0
 """How long stopped workers may flush before they are killed; they give themselves 50 s."""
@@ -113,6 +113,26 @@ class Adopted:
         self.send_signal(signal.SIGKILL)
 
 
+class NoPool:
+    """No workers: for a controller that only writes a fleet's end."""
+
+    alive = 0
+
+    def start(self, count: int) -> None:
+        """Nothing is launched."""
+
+    def adopt(self) -> int:
+        """There are none."""
+        return 0
+
+    def ended(self) -> list[Lost]:
+        """None ends."""
+        return []
+
+    def stop(self, *, now: bool = False) -> None:
+        """None runs."""
+
+
 class LocalPool:
     """Agents as child processes, each in a session of its own so that Ctrl-C reaches the controller alone."""
 
@@ -171,7 +191,7 @@ class LocalPool:
                 continue
             del self._processes[name]
             lines = [] if status == 0 else self._last_lines(name)
-            reason = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+            reason = f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
             found.append(Lost(name, "ended" if status == 0 else reason, lines))
             if status == 0:
                 self._tidy(name)

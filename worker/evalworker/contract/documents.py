@@ -31,8 +31,13 @@ class Manifest(Wire):
     """A run as submitted; written once per round by the controller. Holds no secret.
 
     `arguments` are `eval_set`'s keyword arguments as typed values (`evalworker.arguments` reads and writes them);
-    `submit_dir` is where the run was submitted, relative to `code_root`; `environment` are the names and values of `--env`;
-    `work_dir` is where local workers keep their directories.
+    `submit_dir` is where the run was submitted, relative to the code's root; `environment` are the names and values of `--env`;
+    `work_dir` is where local workers keep their directories. `owner` is who submitted, `versions` with what.
+
+    The code: `code` is the hash of the packed tree; without it the code is used in place at `code_root`. `python_path` are further
+    directories of it from which modules are imported. `worker` is the hash of the run's `evalworker`. The environment of the run:
+    `lock` is the directory of its `uv.lock`, `requirements` are pinned; without both the worker's own environment is used. All
+    directories are relative to the code's root. `secrets` are names, never values.
     """
 
     type: Literal["manifest"] = "manifest"
@@ -44,6 +49,12 @@ class Manifest(Wire):
     models: list[Any]
     submit_dir: str
     code_root: str | None = None
+    code: str | None = None
+    python_path: list[str] = []
+    worker: str | None = None
+    lock: str | None = None
+    requirements: list[str] = []
+    secrets: list[str] = []
     environment: dict[str, str] = {}
     versions: dict[str, str] = {}
     git: dict[str, Any] | None = None
@@ -52,7 +63,12 @@ class Manifest(Wire):
 
 
 class Limits(Part):
-    """What bounds the workers; all times in seconds."""
+    """What bounds the workers; all times in seconds.
+
+    `controller_silent_s`: with a budget, no job is taken when the controller has been silent for so long, because nobody counts the
+    money. `disk_free_min`: bytes that must be free for a job to be taken. `hung_after_s`, `on_hung`: a sample in which nothing has
+    happened for so long is reported, or ended with an error too.
+    """
 
     concurrency_per_worker: int = 10
     slots: int | None = None
@@ -62,6 +78,23 @@ class Limits(Part):
     idle_s: float = 300.0
     job_timeout_s: float | None = None
     partial_s: float = 60.0
+    controller_silent_s: float = 600.0
+    disk_free_min: int = 1_000_000_000
+    hung_after_s: float = 1800.0
+    on_hung: Literal["wait", "error"] = "wait"
+
+
+class Guards(Part):
+    """What makes the controller stop a fleet before its jobs end it: `ct run eval`'s options of the same names.
+
+    `max_failed_share`: of ended jobs; 1 switches the failure rate off.
+    """
+
+    budget_usd: float | None = None
+    token_budget: int | None = None
+    canary: bool = False
+    max_failed_share: float = 0.5
+    stall_after_s: float = 1800.0
 
 
 class Control(Wire):
@@ -69,7 +102,8 @@ class Control(Wire):
 
     `state`: `running`; `draining` (finish what runs, take nothing new); `stopping` (interrupt what runs, keep partial logs; with
     `at_once`, without letting jobs flush); `ended`. `beat` is the controller's last sign of life; `round` is the current one,
-    messages of older rounds are deleted. `ct fleet stop` alone writes it from outside.
+    messages of older rounds are deleted. `ct fleet stop` alone writes it from outside. `rate_limited` and `waiting_for` are what the
+    controller last heard and knew, for whoever only looks.
     """
 
     type: Literal["control"] = "control"
@@ -82,6 +116,9 @@ class Control(Wire):
     budgeted: bool = False
     controller: str = ""
     limits: Limits = Limits()
+    guards: Guards = Guards()
+    rate_limited: int = 0
+    waiting_for: str | None = None
 
 
 class Lane(Wire):

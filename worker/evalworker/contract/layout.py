@@ -4,6 +4,8 @@ A key is a POSIX path relative to the root (an S3 bucket or a directory). How a 
 business of `evalworker.storage`. Design, section 4.
 """
 
+import time
+
 from evalworker.contract.ids import check_job_id, check_run_id, slug
 
 
@@ -45,6 +47,11 @@ def job_log(fleet_id: str, job_id: str) -> str:
 def job_done(fleet_id: str, job_id: str, round_: int) -> str:
     """Created once; its existence means that the job has ended for this round."""
     return f"{check_run_id(fleet_id)}/{check_job_id(job_id)}.done-{round_}.json"
+
+
+def late(fleet_id: str) -> str:
+    """A fresh key for a message that came after its fleet's end."""
+    return f"{check_run_id(fleet_id)}/late/{time.time_ns()}.json"
 
 
 def worker_logs(fleet_id: str) -> str:

@@ -22,7 +22,7 @@ class Job(Wire):
     """One attempt of one job, to be taken by any worker of the fleet. The rest is in the manifest.
 
     Attempts are counted through all rounds (their keys are created once); `base` are those of earlier rounds, which do not count
-    against the retry policy.
+    against the retry policy. A `canary` ends with its first sample.
     """
 
     type: Literal["job"] = "job"
@@ -31,6 +31,7 @@ class Job(Wire):
     job_id: str
     attempt: int
     base: int = 0
+    canary: bool = False
 
 
 class _FromWorker(Wire):
@@ -53,8 +54,23 @@ class WorkerOnline(_FromWorker):
     versions: dict[str, str] = {}
 
 
+class Hung(Part):
+    """A sample in which nothing has happened for `quiet_s` seconds; `activity` says what it is in, `ended` whether it was ended for it."""
+
+    job_id: str
+    attempt: int
+    sample_id: SampleId
+    epoch: int
+    quiet_s: float
+    activity: str
+    ended: bool = False
+
+
 class Heartbeat(_FromWorker):
-    """A worker lives. `running`: its jobs' ids; `load`: one-minute load average; `disk_free`, `memory_free`: bytes."""
+    """A worker lives. `running`: its jobs' ids; `load`: one-minute load average; `disk_free`, `memory_free`: bytes.
+
+    `rate_limited`: rate-limited model calls of what runs; `waits`: what each running job is in, as a short phrase.
+    """
 
     type: Literal["heartbeat"] = "heartbeat"
     running: list[str]
@@ -62,6 +78,8 @@ class Heartbeat(_FromWorker):
     disk_free: int
     memory_free: int
     rate_limited: int = 0
+    waits: dict[str, str] = {}
+    hung: list[Hung] = []
 
 
 class WorkerDraining(_FromWorker):
@@ -118,7 +136,8 @@ class AttemptDone(_FromWorker):
 
     `ended`: the job has ended with it (else a retry is due after `retry_after_s`). `kept`: samples taken over from the attempt
     before. `log`: key of the attempt's log; `log_name` is the name that Inspect gave it; `metrics` are its scores as
-    `scorer/metric`. `digest`: of the (id, epoch, uuid) of the log's samples, which the controller compares with its stream.
+    `scorer/metric`. `digest`: of the (id, epoch, uuid) of the log's samples, which the controller compares with its stream. A
+    `canary` that passed with its first sample has not ended its job: its log is where the next attempt starts from.
     """
 
     type: Literal["attempt_done"] = "attempt_done"
@@ -137,6 +156,7 @@ class AttemptDone(_FromWorker):
     log: str | None = None
     log_name: str | None = None
     digest: str | None = None
+    canary: bool = False
 
 
 class Warning_(_FromWorker):

@@ -1,0 +1,305 @@
+"""Which messages an agent takes, how it shares out samples, and why it leaves. Queues and attempts are stand-ins here."""
+
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from evalworker import agent as module
+from evalworker.agent import Agent, share_of
+from evalworker.contract import layout
+from evalworker.contract.documents import Control, JobSpec, Lane, Limits, Manifest
+from evalworker.contract.failures import Category
+from evalworker.contract.messages import Job, read_from_worker
+from evalworker.contract.wire import now
+from evalworker.queues import Received
+from evalworker.storage import LocalStorage
+from evalworker.worker import Config
+
+FLEET = "2026-11-29-14-05-33-1a2b3c4d"
+OTHER = "2026-11-29-14-05-34-1a2b3c4d"
+JOBS = [f"{n:016x}" for n in range(5)]
+LANE = Lane(name="lane-00", jobs="jobs", events="events", dead="dead", endpoint="http://127.0.0.1:9")
+PATIENCE_S = 30.0
+
+
+class FakeQueue:
+    """Remembers what was sent, extended and deleted; gives what was put."""
+
+    made: dict[str, "FakeQueue"] = {}
+
+    def __init__(self, _client: Any, url: str) -> None:
+        FakeQueue.made[url] = self
+        self.put: list[Received] = []
+        self.sent: list[str] = []
+        self.extended: list[tuple[str, int]] = []
+        self.deleted: list[str] = []
+
+    def send(self, bodies: list[str], delay_s: int = 0) -> None:
+        self.sent += bodies
+
+    def receive(self, max_messages: int = 1, wait_s: int = 20) -> list[Received]:
+        if not self.put:
+            time.sleep(0.01)
+        return [self.put.pop(0)] if self.put else []
+
+    def extend(self, receipts: list[str], seconds: int) -> set[str]:
+        self.extended += [(receipt, seconds) for receipt in receipts]
+        return set()
+
+    def delete(self, receipts: list[str]) -> set[str]:
+        self.deleted += receipts
+        return set()
+
+
+class FakeAttempt:
+    """Runs until it is told to end."""
+
+    made: list["FakeAttempt"] = []
+    process = None
+
+    def __init__(self, worker: Any, received: Received, message: Job, spec: JobSpec, manifest: Manifest) -> None:
+        self.received, self.message, self.spec = received, message, spec
+        self.shares: list[int] = []
+        self.interrupted: list[Category] = []
+        self.heard = SimpleNamespace(rate_limited=0)
+        self.over = threading.Event()
+        FakeAttempt.made.append(self)
+
+    def run(self) -> None:
+        assert self.over.wait(PATIENCE_S)
+
+    def set_share(self, share: int) -> None:
+        self.shares.append(share)
+
+    def adopt(self, received: Received) -> bool:
+        self.received = received
+        return not self.over.is_set()
+
+    def interrupt(self, why: Category) -> None:
+        self.interrupted.append(why)
+        self.over.set()
+
+    def save_partial(self) -> None:
+        pass
+
+
+def control(**changes: Any) -> Control:
+    made = Control(
+        fleet_id=FLEET,
+        round=2,
+        state="running",
+        deadline=now() + timedelta(hours=1),
+        beat=now(),
+        limits=Limits(concurrency_per_worker=10, slots=4, control_s=0.01, heartbeat_s=0.01),
+    )
+    return made.model_copy(update=changes)
+
+
+def manifest(jobs: list[str]) -> Manifest:
+    specs = [JobSpec(job_id=job, task="t.py@t", name="t", model="scripted/good", samples=1) for job in jobs]
+    return Manifest(
+        fleet_id=FLEET,
+        created=now(),
+        backend="local",
+        jobs=specs,
+        arguments={},
+        models=["scripted/good"],
+        submit_dir=".",
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStorage:
+    storage = LocalStorage(tmp_path / "root")
+    storage.put(layout.lane(LANE.name), LANE.to_bytes())
+    storage.put(layout.manifest(FLEET), manifest(JOBS[:4]).to_bytes())
+    storage.put(layout.control(FLEET), control().to_bytes())
+    return storage
+
+
+@pytest.fixture
+def agent(store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
+    FakeAttempt.made = []
+    monkeypatch.setattr(module, "Queue", FakeQueue)
+    monkeypatch.setattr(module, "Attempt", FakeAttempt)
+    monkeypatch.setattr(module.aws, "sqs", lambda lane: None)
+    config = Config(
+        root=str(store.root),
+        fleet_id=FLEET,
+        lane=LANE.name,
+        instance_id="local-1",
+        instance_type="local",
+        lifecycle="local",
+        launched=time.time(),
+        work=tmp_path / "work",
+    )
+    made = Agent(config)
+    yield made
+    made.leave("over")
+    for attempt in FakeAttempt.made:
+        attempt.over.set()
+    made.worker.poster.close(PATIENCE_S)
+    made.worker.keeper.stop()
+
+
+def received(job: str, receipt: str, *, fleet: str = FLEET, round_: int = 2, attempt: int = 1) -> Received:
+    return Received(Job(fleet_id=fleet, round=round_, job_id=job, attempt=attempt).to_json(), receipt, "m", 1)
+
+
+def jobs_queue() -> FakeQueue:
+    return FakeQueue.made["jobs"]
+
+
+def until(true: Any, what: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end, f"still not: {what}"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("total", [1, 3, 10])
+@pytest.mark.parametrize("jobs", [1, 2, 3, 7])
+def test_all_samples_in_flight_are_shared_out(total: int, jobs: int) -> None:
+    shares = [share_of(total, jobs, index) for index in range(jobs)]
+    assert sum(shares) == total
+    assert max(shares) - min(shares) <= 1
+
+
+def test_a_job_alone_gets_all_and_gets_it_back(agent: Agent) -> None:
+    agent._begin(received(JOBS[0], "r0"))
+    agent._begin(received(JOBS[1], "r1"))
+    agent._begin(received(JOBS[2], "r2"))
+    first, second, third = FakeAttempt.made
+    assert (first.shares, second.shares, third.shares) == ([10, 5, 4], [5, 3], [3])
+    second.over.set()
+    until(lambda: len(agent._running) == 2, "the second one has ended")
+    third.over.set()
+    until(lambda: len(agent._running) == 1, "the third one has ended")
+    assert first.shares[-1] == 10
+
+
+def test_messages_of_an_older_round_another_fleet_or_an_unknown_job_are_deleted(agent: Agent) -> None:
+    agent._begin(received(JOBS[0], "old", round_=1))
+    agent._begin(received(JOBS[0], "foreign", fleet=OTHER, round_=9))
+    agent._begin(received(JOBS[4], "unknown"))
+    assert jobs_queue().deleted == ["old", "foreign", "unknown"]
+    assert FakeAttempt.made == []
+
+
+def test_a_message_of_a_newer_round_makes_the_agent_read_what_changed(agent: Agent, store: LocalStorage) -> None:
+    store.put(layout.manifest(FLEET), manifest(JOBS).to_bytes())
+    store.put(layout.control(FLEET), control(round=3).to_bytes())
+    agent._begin(received(JOBS[4], "r", round_=3))
+    assert [attempt.spec.job_id for attempt in FakeAttempt.made] == [JOBS[4]]
+    assert jobs_queue().deleted == []
+
+
+def test_an_unreadable_message_stays_for_the_dead_letters_and_is_reported(agent: Agent) -> None:
+    agent._begin(Received("{not json", "r", "m", 1))
+    assert jobs_queue().deleted == []
+    until(lambda: FakeQueue.made["events"].sent, "the warning is sent")
+    (warning,) = map(read_from_worker, FakeQueue.made["events"].sent)
+    assert warning.type == "warning"
+    assert "could not be read" in warning.text
+
+
+def test_a_running_message_that_comes_again_is_adopted(agent: Agent) -> None:
+    agent._begin(received(JOBS[0], "first"))
+    agent._begin(received(JOBS[0], "second"))
+    assert [attempt.received.receipt for attempt in FakeAttempt.made] == ["second"]
+    agent._begin(received(JOBS[0], "other attempt", attempt=2))
+    assert len(FakeAttempt.made) == 2
+
+
+def test_a_message_that_comes_while_the_agent_leaves_goes_back_at_once(agent: Agent) -> None:
+    agent.leave("sigterm")
+    agent._begin(received(JOBS[0], "r"))
+    assert jobs_queue().extended == [("r", 0)]
+    assert agent._running == {}
+
+
+@pytest.mark.parametrize(("reason", "why"), [("stopped", Category.CANCELLED), ("sigterm", Category.SPOT)])
+def test_leaving_interrupts_what_runs_and_says_goodbye(
+    agent: Agent, reason: str, why: Category, store: LocalStorage
+) -> None:
+    agent._begin(received(JOBS[0], "r"))
+    agent.leave(reason)
+    agent._end(reason)
+    assert FakeAttempt.made[0].interrupted == [why]
+    last = read_from_worker(FakeQueue.made["events"].sent[-1])
+    assert (last.type, getattr(last, "reason", None)) == ("worker_draining", reason)
+    assert store.exists(layout.worker_log(FLEET, "local-1"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"state": "ended"}, "over"),
+        ({"state": "stopping"}, "stopped"),
+        ({"state": "draining"}, "drained"),
+        ({"deadline": now() - timedelta(seconds=1)}, "deadline"),
+        ({"limits": Limits(idle_s=0, control_s=0.01)}, "idle"),
+    ],
+)
+def test_reasons_to_leave(agent: Agent, store: LocalStorage, changes: dict[str, Any], reason: str) -> None:
+    store.put(layout.control(FLEET), control(**changes).to_bytes())
+    agent._duties()
+    assert agent._leaving == reason
+
+
+def test_a_draining_agent_finishes_what_runs_and_takes_nothing(agent: Agent, store: LocalStorage) -> None:
+    agent._begin(received(JOBS[0], "r"))
+    store.put(layout.control(FLEET), control(state="draining").to_bytes())
+    agent._read_control()
+    assert not agent._may_take()
+    duties = threading.Thread(target=agent._duties)
+    duties.start()
+    until(lambda: len(FakeQueue.made["events"].sent) >= 2, "two heartbeats")
+    assert agent._leaving is None
+    FakeAttempt.made[0].over.set()
+    duties.join(PATIENCE_S)
+    assert agent._leaving == "drained"
+
+
+@pytest.mark.parametrize(("budgeted", "takes"), [(True, False), (False, True)])
+def test_when_nobody_counts_the_money_no_job_is_taken(
+    agent: Agent, store: LocalStorage, budgeted: bool, takes: bool
+) -> None:
+    silent = now() - timedelta(seconds=module.CONTROLLER_SILENT_S + 1)
+    store.put(layout.control(FLEET), control(budgeted=budgeted, beat=silent).to_bytes())
+    agent._read_control()
+    assert agent._may_take() is takes
+
+
+def test_no_more_jobs_than_slots(agent: Agent) -> None:
+    jobs_queue().put = [received(JOBS[0], str(n), attempt=n) for n in range(1, 7)]
+    receiving = threading.Thread(target=agent._receive)
+    receiving.start()
+    until(lambda: len(FakeAttempt.made) == 4, "four slots are taken")
+    FakeAttempt.made[2].over.set()
+    until(lambda: len(FakeAttempt.made) == 5, "the free slot is taken again")
+    assert len(agent._running) == 4
+    agent.leave("over")
+    receiving.join(PATIENCE_S)
+    assert len(jobs_queue().put) == 1
+
+
+def test_control_that_cannot_be_read_changes_nothing(agent: Agent, store: LocalStorage) -> None:
+    store.put(layout.control(FLEET), b"{half")
+    agent._read_control()
+    assert agent.worker.control.state == "running"
+
+
+def test_a_worker_whose_thread_breaks_leaves(agent: Agent, tmp_path: Path) -> None:
+    def broken() -> None:
+        raise RuntimeError("the work directory has gone")
+
+    agent._guarded(broken)
+    assert agent._leaving == "failed"
+    assert "the work directory has gone" in (tmp_path / "work" / "worker.log").read_text()
