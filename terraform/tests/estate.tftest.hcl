@@ -458,8 +458,71 @@ run "arm64" {
   }
 
   assert {
-    condition     = local.config.workers.instance_types == { arm64 = ["m7g.large", "m6g.large"], x86_64 = ["m7i.large"] } && local.batch_types == ["m7g.large", "m6g.large"]
+    condition     = jsonencode(local.config.workers.instance_types) == jsonencode({ arm64 = ["m7g.large", "m6g.large"], x86_64 = ["m7i.large"] }) && join(" ", local.batch_types) == "m7g.large m6g.large"
     error_message = "Types stay in the order of preference; Batch takes those of the preferred architecture."
+  }
+}
+
+run "lane" {
+  command = plan
+
+  module {
+    source = "./modules/lane"
+  }
+
+  variables {
+    name      = "inspect-fleet-default-lane-01"
+    arn       = "arn:aws:sqs:eu-west-2:123456789012:inspect-fleet-default-lane-01"
+    account   = "123456789012"
+    topic_arn = "arn:aws:sns:eu-west-2:123456789012:inspect-fleet-default"
+  }
+
+  override_resource {
+    target          = aws_sqs_queue.dead
+    override_during = plan
+    values          = { arn = "arn:aws:sqs:eu-west-2:123456789012:inspect-fleet-default-lane-01-dead" }
+  }
+
+  assert {
+    condition     = alltrue([for queue in [aws_sqs_queue.jobs, aws_sqs_queue.events, aws_sqs_queue.dead] : queue.message_retention_seconds == 14 * 24 * 3600 && queue.sqs_managed_sse_enabled])
+    error_message = "Messages are kept for fourteen days, encrypted."
+  }
+
+  assert {
+    condition     = jsonencode(jsondecode(aws_sqs_queue.jobs.redrive_policy)) == jsonencode({ deadLetterTargetArn = "arn:aws:sqs:eu-west-2:123456789012:inspect-fleet-default-lane-01-dead", maxReceiveCount = 20 })
+    error_message = "A job that twenty receives could not finish is a dead letter."
+  }
+
+  assert {
+    condition = jsonencode(jsondecode(aws_sqs_queue.jobs.policy).Statement) == jsonencode([
+      {
+        Action    = "sqs:*"
+        Condition = { Bool = { "aws:SecureTransport" = "false" } }
+        Effect    = "Deny"
+        Principal = "*"
+        Resource  = "arn:aws:sqs:eu-west-2:123456789012:inspect-fleet-default-lane-01-jobs"
+        Sid       = "DenyPlainHttp"
+      },
+      {
+        Action    = "sqs:*"
+        Condition = { StringNotEquals = { "aws:PrincipalAccount" = "123456789012" } }
+        Effect    = "Deny"
+        Principal = "*"
+        Resource  = "arn:aws:sqs:eu-west-2:123456789012:inspect-fleet-default-lane-01-jobs"
+        Sid       = "DenyOtherAccounts"
+      },
+    ])
+    error_message = "Plain HTTP and other accounts are refused."
+  }
+
+  assert {
+    condition     = strcontains(aws_sqs_queue.events.policy, "DenyOtherAccounts") && strcontains(aws_sqs_queue.dead.policy, "DenyOtherAccounts")
+    error_message = "On all three queues."
+  }
+
+  assert {
+    condition     = aws_cloudwatch_metric_alarm.dead.threshold == 0 && aws_cloudwatch_metric_alarm.oldest.threshold == 21600
+    error_message = "A dead letter, or a job that waits for six hours, calls a person."
   }
 }
 

@@ -7,6 +7,7 @@ Called by `evalops.commands.infra`. It knows Terraform, not AWS: what a plan mea
 import contextlib
 import enum
 import json
+import logging
 import os
 import re
 import shutil
@@ -18,11 +19,14 @@ from typing import Any
 
 import python_terraform
 
+# It logs every exit code but 0 as an error with all that Terraform said: 2 means changes, and we say what went wrong ourselves.
+logging.getLogger("python_terraform").setLevel(logging.CRITICAL)
+
 MINIMUM = (1, 11)
 """Write-only arguments, which keep provider keys out of the state, came with 1.11."""
 
 LOCK_TIMEOUT = "60s"
-"""How long to wait for another operator's run before saying that the state is locked."""
+"""After that the state is said to be locked."""
 
 _COMMON = ("-input=false", "-no-color")
 
@@ -52,10 +56,14 @@ class Terraform:
     Args:
         directory: the configuration.
         report: gets a line for each thing that Terraform has planned, made, changed or removed.
+        lock_timeout: how long to wait for another operator's run, as Terraform writes durations.
     """
 
-    def __init__(self, directory: Path, report: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self, directory: Path, report: Callable[[str], None] = lambda line: None, lock_timeout: str = LOCK_TIMEOUT
+    ) -> None:
         self.directory = directory
+        self._lock = f"-lock-timeout={lock_timeout}"
         self._report = report
         self._terraform = python_terraform.Terraform(working_dir=str(directory))
 
@@ -82,16 +90,14 @@ class Terraform:
 
     def init(self) -> None:
         """Install the providers that the lock file names and connect the backend. Raises TerraformError."""
-        code, out, err = self._quiet("init", *_COMMON, f"-lock-timeout={LOCK_TIMEOUT}")
+        code, out, err = self._quiet("init", *_COMMON, self._lock)
         if code:
             raise TerraformError(explain(_plain_error(err or out)))
 
     def plan(self, out: Path, *, destroy: bool = False, arguments: tuple[str, ...] = ()) -> Change:
         """Write a plan to `out`. `arguments` are further options such as `-refresh=false`. Raises TerraformError."""
         extra = (*arguments, "-destroy") if destroy else arguments
-        code = self._live(
-            "plan", f"-out={out}", "-detailed-exitcode", f"-lock-timeout={LOCK_TIMEOUT}", *_COMMON, "-json", *extra
-        )
+        code = self._live("plan", f"-out={out}", "-detailed-exitcode", self._lock, *_COMMON, "-json", *extra)
         return Change(code)
 
     def show(self, plan: Path) -> dict[str, Any]:
@@ -104,7 +110,7 @@ class Terraform:
 
     def apply(self, plan: Path) -> None:
         """Do what a plan file says, and nothing else. Raises TerraformError."""
-        self._live("apply", f"-lock-timeout={LOCK_TIMEOUT}", *_COMMON, "-json", str(plan))
+        self._live("apply", self._lock, *_COMMON, "-json", str(plan))
 
     def outputs(self) -> dict[str, Any]:
         """The outputs' values; sensitive ones are left out. Raises TerraformError."""

@@ -9,3 +9,17 @@ provider "aws" {
 resource "aws_batch_compute_environment" "this" {
   service_role = aws_iam_role.worker.arn
 }
+
+# It is spoken to over plain HTTP, which the bucket's own policy refuses.
+data "aws_iam_policy_document" "bucket" {
+  statement {
+    sid       = "OwnAccount"
+    actions   = ["s3:*"]
+    resources = [local.bucket_arn, "${local.bucket_arn}/*"]
+
+    principals {
+      type        = "AWS"
+      identifiers = [local.account]
+    }
+  }
+}
