@@ -7,19 +7,31 @@ resource "aws_sns_topic" "this" {
 
 data "aws_iam_policy_document" "topic" {
   statement {
-    sid       = "AlarmsAndEvents"
+    sid       = "AlarmsAndBudget"
     actions   = ["sns:Publish"]
     resources = [aws_sns_topic.this.arn]
 
     principals {
       type        = "Service"
-      identifiers = ["cloudwatch.amazonaws.com", "events.amazonaws.com", "budgets.amazonaws.com"]
+      identifiers = ["cloudwatch.amazonaws.com", "budgets.amazonaws.com"]
     }
 
     condition {
       test     = "StringEquals"
       variable = "aws:SourceAccount"
       values   = [local.account]
+    }
+  }
+
+  # EventBridge sends no account with what it publishes to a topic, so that a condition would stop it.
+  statement {
+    sid       = "Events"
+    actions   = ["sns:Publish"]
+    resources = [aws_sns_topic.this.arn]
+
+    principals {
+      type        = "Service"
+      identifiers = ["events.amazonaws.com"]
     }
   }
 

@@ -268,7 +268,7 @@ variable "batch" {
 variable "secret_names" {
   type        = set(string)
   description = "Provider keys, named as the environment variables that the providers read. Values come from `ies secrets push`. Free."
-  default     = ["ANTHROPIC_API_KEY", "GOOGLE_API_KEY", "HF_TOKEN", "OPENAI_API_KEY"]
+  default     = ["ANTHROPIC_API_KEY", "GOOGLE_API_KEY", "GROQ_API_KEY", "HF_TOKEN", "MISTRAL_API_KEY", "OPENAI_API_KEY", "OPENROUTER_API_KEY"]
 
   validation {
     condition     = alltrue([for name in var.secret_names : can(regex("^[A-Z][A-Z0-9_]*$", name))])

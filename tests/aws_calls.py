@@ -19,11 +19,12 @@ ROLES = (
     ("evalworker", ("worker", "researcher")),
     ("inspect_ai", ("worker", "researcher", "batch_job")),
     ("s3fs", ("worker", "researcher", "batch_job")),
+    ("s3transfer", ("worker", "researcher", "batch_job")),  # the threads of boto3's managed transfers
 )
 """Package → the roles that its calls may be made under, any of them. The outermost of ours on the stack counts: storage called
 by the controller is the researcher's, by the agent the worker's (or, on one's own machine, the researcher's)."""
 
-THEIRS = ("inspect_ai", "s3fs")
+THEIRS = ("inspect_ai", "s3fs", "s3transfer")
 """Packages that also call us: what our hook does inside an eval is ours."""
 
 

@@ -303,7 +303,7 @@ run "default" {
   # Secrets
 
   assert {
-    condition     = alltrue([for parameter in aws_ssm_parameter.secret : parameter.type == "SecureString" && parameter.value_wo_version == 1]) && keys(aws_ssm_parameter.secret) == ["ANTHROPIC_API_KEY", "GOOGLE_API_KEY", "HF_TOKEN", "OPENAI_API_KEY"]
+    condition     = alltrue([for parameter in aws_ssm_parameter.secret : parameter.type == "SecureString" && parameter.value_wo_version == 1]) && keys(aws_ssm_parameter.secret) == ["ANTHROPIC_API_KEY", "GOOGLE_API_KEY", "GROQ_API_KEY", "HF_TOKEN", "MISTRAL_API_KEY", "OPENAI_API_KEY", "OPENROUTER_API_KEY"]
     error_message = "Keys are SecureStrings whose value is write-only."
   }
 

@@ -103,35 +103,28 @@ def test_secrets_are_pushed_and_reach_neither_state_nor_plan_nor_log(applied: Es
     done = applied.ies("secrets", "push", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "pushed OPENAI_API_KEY\n"), done.stderr
     after = {row["name"]: row["state"] for row in json.loads(applied.ies("secrets", "list", "--json").stdout)}
-    assert after == {
-        "ANTHROPIC_API_KEY": "not set",
-        "GOOGLE_API_KEY": "not set",
-        "HF_TOKEN": "not set",
-        "OPENAI_API_KEY": "set",
-    }
+    assert after.pop("OPENAI_API_KEY") == "set" and set(after.values()) == {"not set"} and len(after) == 6
     stored = applied.client("ssm").get_parameter(
         Name="/inspect-fleet/default/secrets/OPENAI_API_KEY", WithDecryption=True
     )
     assert stored["Parameter"]["Value"] == MARKER
-    refreshed = applied.terraform("apply", "-refresh-only", "-auto-approve", "-input=false", "-no-color")
     planned = applied.terraform("plan", "-out=marked", "-input=false", "-no-color")
     shown = applied.terraform("show", "-json", "marked")
-    assert MARKER not in refreshed.stdout + refreshed.stderr + planned.stdout + planned.stderr + shown.stdout
-    for file in applied.directory.rglob("*"):
-        if file.is_file() and ".terraform" not in file.parts:
-            assert MARKER.encode() not in file.read_bytes(), file
-    assert (
-        unexpected(
-            {
-                "resources": [
-                    {"address": change["address"], "actions": change["change"]["actions"]}
-                    for change in json.loads(shown.stdout)["resource_changes"]
-                    if change["change"]["actions"] not in (["no-op"], ["read"])
-                ]
-            }
-        )
-        == []
-    )
+    assert planned.returncode == shown.returncode == 0
+    assert MARKER not in planned.stdout + planned.stderr + shown.stdout
+    assert holding(MARKER, applied.directory) == []
+    changes = [
+        {"address": change["address"], "actions": change["change"]["actions"]}
+        for change in json.loads(shown.stdout)["resource_changes"]
+        if change["change"]["actions"] not in (["no-op"], ["read"])
+    ]
+    assert unexpected({"resources": changes}) == []
+
+
+def holding(text: str, directory: Path) -> list[Path]:
+    """Files of a Terraform directory (state, its backup, plans) that hold a text."""
+    files = [file for file in directory.rglob("*") if file.is_file() and ".terraform" not in file.parts]
+    return [file for file in files if text.encode() in file.read_bytes()]
 
 
 def test_doctor_has_a_line_for_each_thing(applied: Estate) -> None:
@@ -159,16 +152,14 @@ def test_doctor_has_a_line_for_each_thing(applied: Estate) -> None:
 
 def test_lanes_2_to_4_replaces_no_queue(applied: Estate) -> None:
     applied.variables(lanes=4)
-    planned = json.loads(applied.ies("infra", "plan", "--json").stdout)
-    assert planned["lanes_removed"] == []
-    assert not [change for change in planned["resources"] if "delete" in change["actions"]]
     done = applied.ies("infra", "apply", "--yes")
     assert done.returncode == 0, done.stderr
-    assert (
-        "recorded lane-03" in done.stderr
-        and "recorded lane-04" in done.stderr
-        and "lane-01" not in done.stderr.split("recorded", 1)[1]
-    )
+    planned = re.findall(r"^will (\w+) (\S+)", done.stderr, re.M)
+    assert {action for action, _ in planned} <= {"make", "change"}
+    made = [address for action, address in planned if action == "make"]
+    assert made and all(re.match(r'module\.lane\["lane-0[34]"\]', address) for address in made)
+    assert re.findall(r"^recorded (\S+)", done.stderr, re.M) == ["lane-03", "lane-04"]
+    assert holding(MARKER, applied.directory) == []  # this apply has refreshed the state after the key was pushed
 
 
 def test_local_fleet_on_the_applied_bucket_and_lane(applied: Estate, tmp_path: Path) -> None:
@@ -237,8 +228,6 @@ def test_ci_plans_without_refresh_and_without_keys(applied: Estate) -> None:
 
 
 def test_destroy_leaves_nothing(applied: Estate) -> None:
-    refused = applied.ies("infra", "destroy", "--yes")
-    assert refused.returncode == 2 and "still holds logs" in refused.stderr
     done = applied.ies("infra", "destroy", "--yes", "--force")
     assert done.returncode == 0, done.stderr
     assert left(applied) == []
