@@ -136,7 +136,7 @@ variable "kms_key_arn" {
 
 variable "empty_bucket_on_destroy" {
   type        = bool
-  description = "True: destroy deletes every log in the bucket. False: destroy fails while the bucket holds anything."
+  description = "True: destroy deletes every log in the bucket. False: destroy fails while the bucket holds anything. Free."
   default     = false
 }
 

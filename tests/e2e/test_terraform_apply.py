@@ -11,9 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from conftest import HERE, Estate
-
 import iam_calls
+from conftest import HERE, Estate
 from evalworker.contract import layout
 from evalworker.contract.documents import Lane
 from evalworker.contract.wire import now

@@ -63,6 +63,20 @@ def test_apply_applies_the_planned_file_and_records_lanes(fake: Fake, directory:
     assert not Path(planned).parent.exists()
 
 
+def test_progress_is_shown_on_stderr(fake: Fake, directory: Path, store: Storage) -> None:
+    planned = {"type": "planned_change", "change": {"resource": {"addr": "aws_vpc.this[0]"}, "action": "create"}}
+    made = {
+        "type": "apply_complete",
+        "hook": {"resource": {"addr": "aws_vpc.this[0]"}, "action": "create", "elapsed_seconds": 2},
+    }
+    show, output = {"out": plan(change("aws_vpc.this[0]", "create"))}, {"out": outputs()}
+    fake.answer(
+        {"plan": {"out": lines(planned), "code": 2}, "show": show, "apply": {"out": lines(made)}, "output": output}
+    )
+    done = ies("apply", "--yes", "--dir", str(directory))
+    assert done.stderr.splitlines() == ["will make aws_vpc.this[0]", "made aws_vpc.this[0] (2 s)"]
+
+
 def test_apply_without_terminal_and_without_yes_changes_nothing(fake: Fake, directory: Path, store: Storage) -> None:
     fake.answer({"plan": {"code": 2}, "show": {"out": plan()}})
     done = ies("apply", "--dir", str(directory), stdin="")

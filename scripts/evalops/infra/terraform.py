@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import threading
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -258,9 +259,10 @@ def _automation() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _listening(hear: Callable[[str], None]) -> Iterator[None]:
-    """Give python-terraform a pipe as its stdout and stderr, and each line of it to `hear` at once, on a thread.
+    """Have python-terraform give the child a pipe as stdout and stderr, and each line of it to `hear` at once, on a thread.
 
-    Leaving waits for the pipe's end: after Ctrl-C Terraform finishes what it is at and unlocks the state, and we wait for it.
+    It hands on what its own module calls `sys.stdout`; this process's streams stay, for `hear` writes to them. Leaving waits
+    for the pipe's end: after Ctrl-C Terraform finishes what it is at and unlocks the state, and we wait for it.
     """
     reading, writing = os.pipe()
 
@@ -271,8 +273,11 @@ def _listening(hear: Callable[[str], None]) -> Iterator[None]:
 
     listener = threading.Thread(target=listen, name="terraform-output")
     listener.start()
+    streams = python_terraform.sys
     try:
-        with os.fdopen(writing, "w") as pipe, contextlib.redirect_stdout(pipe), contextlib.redirect_stderr(pipe):
+        with os.fdopen(writing, "w") as pipe:
+            python_terraform.sys = types.SimpleNamespace(stdout=pipe, stderr=pipe)
             yield
     finally:
+        python_terraform.sys = streams
         listener.join()
