@@ -1,6 +1,7 @@
 """Every test session records the AWS calls of the project's code and fails if one is not in terraform/iam-calls.json.
 
-With INSPECT_FLEET_CALLS=DIR the record is kept there; `test_iam_calls.py` compares a whole suite's record the other way round.
+With INSPECT_FLEET_CALLS=DIR the record is kept there, and `tests/iam_calls.py DIR` compares that of a whole suite the other way
+round.
 """
 
 import os
