@@ -11,8 +11,8 @@ from typing import Any
 
 import aws_emulator
 import pytest
+from terraform_bench import Estate, copied
 
-from conftest import Estate, copied
 from evalops.infra.terraform import Terraform, TerraformError
 
 HOLD = (
