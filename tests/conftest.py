@@ -1,4 +1,5 @@
-"""Every test session records the AWS calls of the project's code and fails if one is not in terraform/iam-calls.json.
+"""For all tests: property tests never judge the time that something took, because a machine may be busy; and every session
+records the AWS calls of the project's code and fails if one is not in terraform/iam-calls.json.
 
 With INSPECT_FLEET_CALLS=DIR the record is kept there, and `tests/iam_calls.py DIR` compares that of a whole suite the other way
 round.
@@ -10,11 +11,15 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import aws_calls
 import iam_calls
+
+settings.register_profile("fleet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("fleet")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -322,7 +322,7 @@ def test_a_heartbeat_says_what_runs_and_what_it_is_in(agent: Agent) -> None:
     agent._begin(received(JOBS[0], "r0"))
     agent._begin(received(JOBS[1], "r1"))
     hung = [Hung(job_id=JOBS[0], attempt=1, sample_id=n, epoch=1, quiet_s=9, activity="a call") for n in range(30)]
-    FakeAttempt.made[0].heard.look = JobLook(rate_limited=2, hung=hung)
+    agent.worker.hung.extend(hung)
     beat = agent._heartbeat()
     assert beat.running == JOBS[:2]
     assert (beat.rate_limited, len(beat.hung), beat.waits) == (
@@ -330,6 +330,7 @@ def test_a_heartbeat_says_what_runs_and_what_it_is_in(agent: Agent) -> None:
         module.MOST_HUNG,
         dict.fromkeys(JOBS[:2], FakeAttempt.waiting_for),
     )
+    assert beat.hung + agent._heartbeat().hung == hung  # each is named once
 
 
 def test_no_more_jobs_than_slots(agent: Agent) -> None:
