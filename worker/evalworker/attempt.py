@@ -164,7 +164,7 @@ class Attempt:
             publish.publish(self.worker.storage, record)
             self._post_and_delete(record.attempt_done)
             return True
-        end = publish.find_end(self.worker.storage, None, message.fleet_id, message.job_id, message.attempt)
+        end = publish.find_end(self.worker.storage, message.fleet_id, message.job_id, message.attempt)
         if end is None or end.round != message.round:
             return False
         self._post_and_delete(publish.conclude(self.worker.storage, end))
