@@ -141,6 +141,13 @@ def _settle(order: Order, output: Connection) -> None:
         sys.modules["numpy"].random.seed()
 
 
+def _end_abandoned() -> None:
+    """Nobody is left to kill this job: end what it has started, daemons among them, then its own group."""
+    for child in children(os.getpid()):
+        kill_tree(child)
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
 def _identity(pipe: Connection) -> tuple[int, int]:
     """Which open file a descriptor stands for: user code that closes descriptors lets the number come to mean another one."""
     stat = os.fstat(pipe.fileno())
@@ -206,7 +213,7 @@ class AgentLine:
                 said = json.loads(self._pipe.recv_bytes())
             except (EOFError, OSError):
                 self._stop()
-                threading.Timer(ABANDONED_GRACE_S, os.killpg, (os.getpid(), signal.SIGKILL)).start()
+                threading.Timer(ABANDONED_GRACE_S, _end_abandoned).start()
                 return
             if said.get("stop"):
                 self._stop()
