@@ -345,8 +345,9 @@ def _report(order: Order, streaming: Any, failure: BaseException | None, before:
     for summary in log.summaries:
         final = summary.error is None or not started
         if final and streaming.said.get(sample_key(summary.id, summary.epoch), "") != summary.uuid:
-            post(sample_done(summary, streaming.origin))
-            unreported += 1
+            with contextlib.suppress(ValueError):  # no message can hold it: the controller reads it in the log
+                post(sample_done(summary, streaming.origin))
+                unreported += 1
     carried = {sample_key(s.id, s.epoch) for s in before.completed} if before is not None else set()
     facts |= {
         "log_path": str(log.path),
