@@ -21,7 +21,7 @@ from evalworker.contract.documents import JobSpec, Manifest
 from evalworker.contract.failures import Category, retry_delay
 from evalworker.contract.messages import AttemptDone, Job, fit
 from evalworker.contract.wire import now
-from evalworker.process import JobProcess
+from evalworker.process import JobProcess, LauncherClosed
 from evalworker.processes import oom_kills
 from evalworker.queues import QueueError, Received
 from evalworker.storage import StorageError
@@ -138,6 +138,8 @@ class Attempt:
         except StorageError as error:
             self.worker.log(f"job {self.spec.job_id}: {error}")
             self._fail_unrecorded(error)
+        except LauncherClosed:
+            self._hand_over()
         except Exception as error:  # a bug of ours must not take the worker's other jobs with it
             self.worker.log_exception(f"job {self.spec.job_id}")
             self.worker.warn(f"{self.spec.name}: the worker failed: {type(error).__name__}: {error}", self.spec.job_id)
@@ -235,6 +237,7 @@ class Attempt:
             hung_after_s=self.worker.control.limits.hung_after_s,
             on_hung=self.worker.control.limits.on_hung,
             environment=self.worker.environment,
+            secrets=tuple(self.manifest.secrets),
         )
 
     def _follow(self, process: JobProcess, started: float) -> None:

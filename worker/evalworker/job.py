@@ -44,7 +44,10 @@ ABANDONED_GRACE_S = 20
 
 @dataclass(frozen=True)
 class Order:
-    """What a job process is told. Everything is plain data, because it crosses a pickle."""
+    """What a job process is told. Everything is plain data, because it crosses a pickle.
+
+    `secrets`: names of the variables of `environment` whose values are hidden, beside those that look like it.
+    """
 
     fleet_id: str
     round: int
@@ -60,6 +63,7 @@ class Order:
     hung_after_s: float = 1800.0
     on_hung: Literal["wait", "error"] = "wait"
     environment: dict[str, str] = field(default_factory=dict, repr=False)
+    secrets: tuple[str, ...] = ()
     forked: bool = True
 
 
@@ -130,7 +134,7 @@ def _settle(order: Order, output: Connection) -> None:
     os.close(null)
     preload_settings.restore()
     os.environ.update(order.environment)
-    redact.learn_environment(order.environment)
+    redact.learn_environment(order.secrets)
     os.environ["INSPECT_FLEET_JOB"] = order.spec.job_id
     os.chdir(order.path[0])
     sys.argv = ["inspect-fleet-job"]
