@@ -549,7 +549,8 @@ class Controller:
         self._beat(state="ended")
         self.pool.stop(now=self._interrupts > 1)
         self._empty_lane()
-        lanes.release(self.storage, self.lane)
+        with self._surviving("the lane"):  # past the deadline it is anybody's
+            lanes.release(self.storage, self.lane)
         self.stream.close()
         return verdict
 
@@ -572,7 +573,7 @@ class Controller:
         """Write control.json; when someone else has written it (`stop`), obey what it says."""
         said = {
             "beat": now(),
-            "state": state or self.control.state,
+            "state": state or (self.control.state if self._stopping_since is None else "stopping"),
             "rate_limited": self.watch.rate_limited,
             "waiting_for": self._waiting_for() or self.watch.waits or None,
         }
