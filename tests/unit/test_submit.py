@@ -14,6 +14,7 @@ from evalops.fleet import lanes, submit
 from evalops.fleet.workers import default_slots
 from evalops.settings import Settings
 from evalops.ui import Failure
+from evalworker import redact
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Manifest
 from evalworker.contract.wire import now
@@ -167,3 +168,17 @@ def test_local_workers_share_the_cpus(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cpus)
     assert default_slots(workers) == slots
+
+
+def test_what_a_resume_adds_to_the_manifest_holds_no_secret(
+    store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(redact, "_process", redact.Redactor({"HF_TOKEN": "hf_0123456789abcdef"}))
+    old = manifest(spec(1))
+    store.put(layout.manifest(FLEET), old.to_bytes())
+    store.put(layout.control(FLEET), control(state="ended").to_bytes())
+    shipped = {"requirements": ["mine @ https://example.org/mine.whl?token=hf_0123456789abcdef"]}
+    said = sentence(lambda: submit.resume(SETTINGS, store, submit.Request(), old, shipped))
+    assert "HF_TOKEN" in said
+    assert store.get(layout.manifest(FLEET)).body == old.to_bytes()

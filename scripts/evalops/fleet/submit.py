@@ -186,6 +186,7 @@ def resume(
         }
     )
     manifest = manifest.model_copy(update=shipped)
+    shipping.check_no_secret(manifest)
     storage.put(layout.manifest(manifest.fleet_id), manifest.to_bytes())
     etag = storage.replace(layout.control(manifest.fleet_id), control.to_bytes(), stored.etag)
     return _begin(settings, storage, request, manifest, control, etag, ledger)
