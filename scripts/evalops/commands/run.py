@@ -250,6 +250,11 @@ def follow(controller: Controller, surroundings: Settings, *, json_output: bool)
         _banner(controller)
     try:
         verdict = controller.run()
+    except ServiceError as error:
+        raise Failure(
+            f"{error}; the fleet has no controller now: ct fleet attach {controller.fleet_id} drives it on",
+            EXIT_LEFT_RUNNING,
+        ) from error
     except Fenced as error:
         raise Failure(str(error), EXIT_LEFT_RUNNING) from error
     shown = _write_report(controller)
@@ -338,12 +343,12 @@ def _print_estimate(jobs: list[JobSpec], request: submit.Request, json_output: b
 
 def _detach() -> None:
     """Start the same command in a session of its own, pass on its launch record, and leave it running."""
-    words = [word for word in sys.argv[1:] if word != "--detach"]
+    words = ["--json" if word == "--detach" else word for word in sys.argv[1:]]
     folder = Path("logs", "fleet")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder, prefix="detached-", suffix=".log", delete=False) as log:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "evalops", Path(sys.argv[0]).name, *words, "--json"],
+            [sys.executable, "-P", "-m", "evalops", Path(sys.argv[0]).name, *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
