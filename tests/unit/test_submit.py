@@ -6,11 +6,13 @@ import subprocess
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from evalops.fleet import lanes, submit
+from evalops.fleet.ledger import Ledger
 from evalops.fleet.workers import default_slots
 from evalops.settings import Settings
 from evalops.ui import Failure
@@ -18,6 +20,7 @@ from evalworker import redact
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Manifest
 from evalworker.contract.wire import now
+from evalworker.queues import QueueError
 from evalworker.storage import Denied, LocalStorage
 
 FLEET = "2026-11-29-14-05-33-1a2b3c4d"
@@ -182,3 +185,26 @@ def test_what_a_resume_adds_to_the_manifest_holds_no_secret(
     said = sentence(lambda: submit.resume(SETTINGS, store, submit.Request(), old, shipped))
     assert "HF_TOKEN" in said
     assert store.get(layout.manifest(FLEET)).body == old.to_bytes()
+
+
+@pytest.mark.parametrize("error", [QueueError("the queue is away"), KeyboardInterrupt()])
+def test_a_fleet_that_could_not_be_started_leaves_no_workers(
+    error: BaseException, store: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def refuse() -> None:
+        raise error
+
+    fake = SimpleNamespace(
+        stream=SimpleNamespace(restore=lambda: iter(()), append=lambda events: None, store=list),
+        start_workers=lambda: done.append("workers"),
+        send_open_jobs=refuse,
+        close=lambda reason: done.append("closed"),
+    )
+    monkeypatch.setattr(submit, "_embedded_lane", lambda *_: None)
+    monkeypatch.setattr(submit, "_controller", lambda *_: fake)
+    run = manifest(spec(1))
+    with pytest.raises(type(error)):
+        submit._begin(SETTINGS, store, submit.Request(), run, control(), "etag", Ledger(run.jobs))
+    assert done == ["workers", "closed"]

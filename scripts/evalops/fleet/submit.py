@@ -288,8 +288,12 @@ def _begin(
     workers = min(request.workers, len(ledger.open_jobs))
     controller.stream.append([_fleet_start(manifest, control, ledger, workers)])
     controller.stream.store()
-    controller.start_workers()
-    controller.send_open_jobs()
+    try:
+        controller.start_workers()
+        controller.send_open_jobs()
+    except BaseException:  # Ctrl-C too: workers would run on with nobody to drive them
+        controller.close("it could not be started")
+        raise
     return controller
 
 
