@@ -115,7 +115,7 @@ def _inspect_reads(relay: Relay, urls: list[str]) -> tuple[float, int, int]:
 
 def _big_log(path: Path) -> None:
     """A log of 1 GB: real members, and samples of 50 MB that do not pack."""
-    small = logmaker.make(path.parent, number=1, total=20)
+    small = logmaker.make(path.parent / "small", number=1, total=20)
     piece = os.urandom(10**6).hex().encode()[: 10**6]
     with zipfile.ZipFile(small) as source, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as target:
         kept = [info for info in source.infolist() if not info.filename.startswith("samples/")]
