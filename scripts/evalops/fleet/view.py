@@ -128,11 +128,11 @@ def scores_text(metrics: dict[str, float | None]) -> str | None:
     """Scores for a table cell: `includes/accuracy 0.950 ±0.050`; standard errors stand beside what they belong to."""
     shown = []
     for name, value in metrics.items():
-        scorer, _, metric = name.partition("/")
+        scorer, metric, *reducer = name.split("/")
         if metric == "stderr":
             continue
         text = f"{name} {'-' if value is None else format(value, '.3f')}"
-        error = metrics.get(f"{scorer}/stderr")
+        error = metrics.get("/".join([scorer, "stderr", *reducer]))
         if error is not None and metric in ("accuracy", "mean"):
             text += f" ±{error:.3f}"
         shown.append(text)
