@@ -140,7 +140,7 @@ print(json.dumps({"said": done.output, "code": done.exit_code, "rss": resource.g
 
 def bench_summarize_of_1_gb() -> list[Figure]:
     """`ies summarize` of a run with one log of 1 GB."""
-    with tempfile.TemporaryDirectory() as folder, slow_s3(BUCKET) as (relay, client):
+    with tempfile.TemporaryDirectory() as folder, slow_s3(BUCKET, large=True) as (relay, client):
         path = Path(folder, logmaker.name_of("gsm8k", 1))
         _big_log(path)
         size = path.stat().st_size

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+from botocore.config import Config
 
 STARTED_S = 60.0
 KEYS = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
@@ -107,8 +108,11 @@ class Relay:
 
 
 @contextmanager
-def slow_s3(bucket: str, latency_s: float = 0.03) -> Iterator[tuple[Relay, Any]]:
-    """A bucket behind a relay, with the environment pointing at the relay; yields it and a fast client for preparing."""
+def slow_s3(bucket: str, latency_s: float = 0.03, *, large: bool = False) -> Iterator[tuple[Relay, Any]]:
+    """A bucket behind a relay, with the environment pointing at the relay; yields it and a fast client for preparing.
+
+    `large`: take the emulator that puts a gigabyte together within a client's patience; the other one answers faster.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -116,12 +120,14 @@ def slow_s3(bucket: str, latency_s: float = 0.03) -> Iterator[tuple[Relay, Any]]
         settings = {"BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "MINISTACK_HOST": "127.0.0.1", "TMPDIR": folder,
                     "SFTP_ENABLED": "0", "IOT_MTLS_ENABLED": "0", "DOCKER_HOST": "unix:///nonexistent", "LOG_LEVEL": "ERROR"}  # fmt: skip
         with Path(folder, "log").open("wb") as output:
+            words = ["moto.server", "-H", "127.0.0.1", "-p", str(port)] if large else ["ministack"]
             server = subprocess.Popen(
-                [sys.executable, "-m", "ministack"], env=os.environ | settings, stdout=output, stderr=output
+                [sys.executable, "-m", *words], env=os.environ | settings, stdout=output, stderr=output
             )
         try:
             _wait(f"http://127.0.0.1:{port}/", server)
-            direct = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}", **KEYS)
+            plain = Config(request_checksum_calculation="when_required")  # the emulator's own checksums are slow
+            direct = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}", config=plain, **KEYS)
             direct.create_bucket(Bucket=bucket)
             relay = Relay(port, latency_s)
             with _environment(relay.url, bucket, folder):
@@ -142,7 +148,7 @@ def _wait(url: str, server: "subprocess.Popen[bytes]") -> None:
             return
         except OSError:
             time.sleep(0.05)
-    raise RuntimeError("ministack did not start")
+    raise RuntimeError("the emulator did not start")
 
 
 @contextmanager
