@@ -109,7 +109,7 @@ def _row(job: JobState) -> list[object]:
             tokens,
             ui.money_text(cost),
         ]
-    status = done.status if done.failure_category is None else f"{done.status}: {done.failure_category}"
+    status = done.status if done.status != "failed" else f"{done.status}: {done.failure_category}"
     return [
         job.spec.name,
         job.spec.model,
@@ -118,7 +118,7 @@ def _row(job: JobState) -> list[object]:
         done.samples.completed,
         done.samples.errored,
         done.samples.total,
-        ui.seconds_text(done.duration_s),
+        ui.seconds_text(job.spent_s),
         tokens,
         ui.money_text(cost),
     ]
