@@ -187,9 +187,11 @@ def test_what_a_resume_adds_to_the_manifest_holds_no_secret(
     assert store.get(layout.manifest(FLEET)).body == old.to_bytes()
 
 
-@pytest.mark.parametrize("error", [QueueError("the queue is away"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    ("error", "seen"), [(QueueError("the queue is away"), Failure), (KeyboardInterrupt(), KeyboardInterrupt)]
+)
 def test_a_fleet_that_could_not_be_started_leaves_no_workers(
-    error: BaseException, store: LocalStorage, monkeypatch: pytest.MonkeyPatch
+    error: BaseException, seen: type[BaseException], store: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
 
@@ -205,6 +207,6 @@ def test_a_fleet_that_could_not_be_started_leaves_no_workers(
     monkeypatch.setattr(submit, "_embedded_lane", lambda *_: None)
     monkeypatch.setattr(submit, "_controller", lambda *_: fake)
     run = manifest(spec(1))
-    with pytest.raises(type(error)):
+    with pytest.raises(seen):
         submit._begin(SETTINGS, store, submit.Request(), run, control(), "etag", Ledger(run.jobs))
     assert done == ["workers", "closed"]

@@ -23,6 +23,7 @@ from evalops.fleet.workers import LocalPool, NoPool, Pool, default_slots
 from evalops.settings import Settings
 from evalops.ui import EXIT_USAGE, fail
 from evalworker import aws, prices
+from evalworker.aws import ServiceError
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, Guards, JobSpec, Lane, Limits, Manifest
 from evalworker.contract.ids import new_run_id
@@ -291,8 +292,11 @@ def _begin(
     try:
         controller.start_workers()
         controller.send_open_jobs()
-    except BaseException:  # Ctrl-C too: workers would run on with nobody to drive them
+    except (ServiceError, OSError) as error:
         controller.close("it could not be started")
+        fail(f"the fleet {manifest.fleet_id} could not be started: {error}")
+    except KeyboardInterrupt:  # workers would run on with nobody to drive them
+        controller.close("interrupted while it was started")
         raise
     return controller
 
@@ -349,6 +353,7 @@ def _embedded_lane(settings: Settings, storage: Storage, manifest: Manifest, con
     try:
         served = embedded.start(settings.root, manifest.fleet_id, log, control.limits.visibility_s)
     except embedded.EmbeddedError as error:
+        storage.put(layout.control(manifest.fleet_id), control.model_copy(update={"state": "ended"}).to_bytes())
         fail(f"the queues on this machine did not start: {error}")
     return lanes.register(storage, served.lane, manifest.fleet_id, manifest.owner, control.deadline)
 
