@@ -210,3 +210,18 @@ def test_a_fleet_that_could_not_be_started_leaves_no_workers(
     with pytest.raises(seen):
         submit._begin(SETTINGS, store, submit.Request(), run, control(), "etag", Ledger(run.jobs))
     assert done == ["workers", "closed"]
+
+
+@pytest.mark.parametrize("left", ["nothing", "an end without a release"])
+def test_a_lane_past_its_deadline_is_freed_whatever_its_fleet_has_left(store: LocalStorage, left: str) -> None:
+    if left != "nothing":
+        store.put(layout.manifest(FLEET), manifest(spec(1)).to_bytes())
+        store.put(layout.control(FLEET), control(state="ended").to_bytes())
+    lane = Lane(
+        name="lane-01", jobs="j", events="e", dead="d", fleet_id=FLEET, owner="me", until=now() - timedelta(hours=1)
+    )
+    store.put(layout.lane("lane-01"), lane.to_bytes())
+    submit.close_abandoned(SETTINGS, store, lane)
+    (freed, _), *_ = lanes.lanes(store)
+    assert freed.fleet_id is None
+    assert not list(store.list(layout.segments(FLEET))), "a fleet that had ended got a second summary"

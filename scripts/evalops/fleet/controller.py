@@ -546,7 +546,10 @@ class Controller:
         self.view.show(self.ledger, self.pool.alive, force=True)
         self.view.end()
         self._insist("storage", lambda: self._events.delete(self.stream.store()))
+        end = time.monotonic() + INSIST_S
         self._beat(state="ended")
+        while self.control.state != "ended" and time.monotonic() < end:  # workers and queues wait for this word
+            self._beat(state="ended")
         self.pool.stop(now=self._interrupts > 1)
         self._empty_lane()
         with self._surviving("the lane"):  # past the deadline it is anybody's

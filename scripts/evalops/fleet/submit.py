@@ -21,7 +21,7 @@ from evalops.fleet.stream import EventStream, Fenced
 from evalops.fleet.view import ProgressLine
 from evalops.fleet.workers import LocalPool, NoPool, Pool, default_slots
 from evalops.settings import Settings
-from evalops.ui import EXIT_USAGE, fail
+from evalops.ui import EXIT_USAGE, fail, note
 from evalworker import aws, prices
 from evalworker.aws import ServiceError
 from evalworker.contract import layout
@@ -233,7 +233,16 @@ def close_abandoned(settings: Settings, storage: Storage, lane: Lane) -> None:
     What its workers had said goes to its own segments first, so its summary is true.
     """
     assert lane.fleet_id is not None
-    manifest = read_manifest(storage, settings, lane.fleet_id)
+    try:
+        manifest = Manifest.from_json(storage.get(layout.manifest(lane.fleet_id)).body)
+        control = Control.from_json(storage.get(layout.control(lane.fleet_id)).body)
+    except (Missing, Unreadable) as error:
+        note(f"the fleet {lane.fleet_id} has left no readable record ({error}): its lane {lane.name} is freed")
+        lanes.release(storage, lane)
+        return
+    if control.state == "ended":  # killed between its last word and the release
+        lanes.release(storage, lane)
+        return
     controller = _take_over(settings, storage, Request(quiet=True), manifest, lane, NoPool())
     controller.close("its deadline passed while nobody drove it")
 
