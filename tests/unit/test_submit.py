@@ -82,7 +82,10 @@ def test_what_is_no_duration(text: str) -> None:
 
 
 def test_a_run_is_resumed_with_its_own_jobs() -> None:
-    submit.check_same(manifest(spec(1), spec(2)), [spec(2)])
+    submit.check_same(manifest(spec(1), spec(2)), [spec(2), spec(1)])
+    assert "also holds t with scripted/good" in sentence(
+        lambda: submit.check_same(manifest(spec(1), spec(2)), [spec(2)])
+    )
     said = sentence(lambda: submit.check_same(manifest(spec(1)), [spec(1), spec(3, "other")]))
     assert "does not hold other with scripted/good" in said
     assert "other arguments" not in said

@@ -17,7 +17,7 @@ from evalops.fleet.controller import Controller, launch_record
 from evalops.fleet.guards import Verdict
 from evalops.fleet.stream import Fenced
 from evalops.fleet.view import results_table
-from evalops.inspect_options import InspectCommand, TypedArguments, typed_arguments
+from evalops.inspect_options import InspectCommand, TypedArguments, given_names, typed_arguments, typed_options
 from evalops.report import build as report
 from evalops.settings import Settings, settings
 from evalops.ui import EXIT_FAILURES, EXIT_LEFT_RUNNING, EXIT_STOPPED, EXIT_USAGE, Failure, emit_json, fail, note
@@ -192,6 +192,10 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
         resumed = submit.read_manifest(storage, surroundings, options["run_id"])
         shipping.check_versions(resumed, force=options["force"])
     planned = resumed is None or bool(given.tasks)
+    if not planned and (typed := typed_options(ctx)):
+        fail(
+            f"with --run-id alone the run keeps its own options: to change {typed[0]}, repeat the whole command with --run-id"
+        )
     jobs = _plan(given, luggage) if resumed is None or planned else resumed.jobs
     if options["estimate"]:
         _print_estimate(jobs, request, options["json_output"])
@@ -210,6 +214,8 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
     else:
         submit.check_same(resumed, jobs)
         again = shipping.ship(wishes, luggage, backend, storage) if planned else shipping.same_code(luggage, resumed)
+        if planned:  # the same jobs, so what differs changes no result: retries, time-outs, buffers
+            again |= {"arguments": encode(arguments)}
         found = submit.resume(surroundings, storage, request, resumed, again)
         if found is None:
             note(f"every job of {resumed.fleet_id} has completed: nothing to run")
@@ -218,9 +224,20 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
     follow(controller, surroundings, json_output=options["json_output"])
 
 
+def _check_alone(ctx: click.Context, resumed: Manifest) -> None:
+    """Without tasks a resume keeps the run's own options and models; what says otherwise is refused, not ignored."""
+    models = given_names(ctx)[1]
+    if typed := typed_options(ctx):
+        fail(
+            f"with --run-id alone the run keeps its own options: to change {typed[0]}, repeat the whole command with --run-id"
+        )
+    if models and set(models) != {spec.model for spec in resumed.jobs}:
+        fail(f"the run {resumed.fleet_id} has other models: leave --model away, or start a new run")
+
+
 def _arguments(given: TypedArguments, resumed: Manifest | None) -> dict[str, Any]:
     """`eval_set`'s arguments of the run, with its prices instead of the name of their file."""
-    arguments = dict(given.arguments) if resumed is None else decode(resumed.arguments)
+    arguments = dict(given.arguments) if resumed is None or given.tasks else decode(resumed.arguments)
     if found := prices.read(arguments.get(prices.ARGUMENT)):
         arguments[prices.ARGUMENT] = found
     return arguments

@@ -456,7 +456,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def check_same(manifest: Manifest, jobs: list[JobSpec]) -> None:
-    """A run is resumed with its own tasks and models (all, or some of them); anything else is refused with the difference."""
+    """A run is resumed with its own tasks and models, all of them; anything else is refused with the difference."""
     known = {spec.job_id for spec in manifest.jobs}
     strange = [spec for spec in jobs if spec.job_id not in known]
     if strange:
@@ -465,6 +465,13 @@ def check_same(manifest: Manifest, jobs: list[JobSpec]) -> None:
         hint = " (same task and model, other arguments)" if (strange[0].name, strange[0].model) in same_names else ""
         fail(
             f"the run {manifest.fleet_id} does not hold {named}{hint}: resume it with its own arguments or start a new one",
+            EXIT_USAGE,
+        )
+    missing = [spec for spec in manifest.jobs if spec.job_id not in {spec.job_id for spec in jobs}]
+    if missing:
+        fail(
+            f"the run {manifest.fleet_id} also holds {missing[0].name} with {missing[0].model}: --run-id runs all that has not "
+            "completed; name all tasks and models, or none",
             EXIT_USAGE,
         )
 
