@@ -34,7 +34,7 @@ INTERNALS: dict[str, tuple[str, ...]] = {
     "inspect_ai._eval.eval_set_overrides": ("INSPECT_EVAL_SET_OVERRIDES", "EvalSetOverrides"),
     "inspect_ai._eval.eval_set_selection": ("INSPECT_EVAL_SET_SELECTION",),
     "inspect_ai._eval.evalset": ("GENERATE_CONFIG_FIELDS_TO_EXCLUDE",),
-    "inspect_ai._eval.loader": ("load_file_tasks",),
+    "inspect_ai._eval.loader": ("load_file_tasks", "load_tasks", "resolve_task_sandbox"),
     "inspect_ai._sentinel._config": ("SentinelConfig",),
     "inspect_ai._util.config": ("parse_cli_args", "resolve_args"),
     "inspect_ai._util.error": ("PrerequisiteError",),
@@ -46,6 +46,7 @@ INTERNALS: dict[str, tuple[str, ...]] = {
     "inspect_ai.scorer._reducer": ("reducer_log_name",),
     "inspect_ai.util._concurrency": ("DynamicSampleLimiter", "ResizableLimiter", "_task_sample_semaphores"),
     "inspect_ai.util._display": ("init_display_type",),
+    "inspect_ai.util._sandbox.docker.docker": ("task_project_name",),
 }
 """All that is used here, by module: what a test looks at when Inspect is upgraded."""
 
@@ -363,3 +364,45 @@ def config_class(name: str) -> Any:
     """A pydantic class of Inspect that has no public name: ApprovalPolicyConfig, ReviewPolicyConfig or SentinelConfig."""
     module = next(module for module, names in INTERNALS.items() if name in names)
     return _internal(module, name)
+
+
+def docker_sandboxes(tasks: list[str]) -> list[tuple[str, str | None]]:
+    """(task name, configuration file) of the tasks' Docker sandboxes, each file once; None for Inspect's own default image.
+
+    Runs user code, as loading a task does. A configuration that is an object in Python is left out: it names no file.
+    """
+    resolve = _internal("inspect_ai._eval.loader", "resolve_task_sandbox")
+    found: dict[str | None, str] = {}
+    with _inspect_sentences():
+        for task in _internal("inspect_ai._eval.loader", "load_tasks")(tasks):
+            default = resolve(task, None)
+            folder = Path(default.config).parent if default and isinstance(default.config, str) else Path.cwd()
+            for spec in [default, *(sample.sandbox for sample in task.dataset)]:
+                if spec is None or spec.type != "docker":
+                    continue
+                if spec.config is None:
+                    if spec is default:
+                        found.setdefault(None, task.name)
+                elif isinstance(spec.config, str):
+                    found.setdefault(str((folder / spec.config).resolve()), task.name)
+    return [(task, config) for config, task in found.items()]
+
+
+def name_sandbox_projects(job_id: str, record: Path) -> None:
+    """Give this process's Compose projects names that hold the job's id, and write each name to `record` before it is used.
+
+    Compose labels all containers, networks and volumes with the project's name. The names keep Inspect's own pattern, so that
+    Inspect's own clean-up goes on finding them. For a job process: the change lasts as long as the process.
+    """
+    module = "inspect_ai.util._sandbox.docker.docker"
+    original = _internal(module, "task_project_name")
+
+    def task_project_name(task: str) -> str:
+        # inspect-<task>-i<random>: the id comes before what is random
+        head, _, tail = original(task).rpartition("-i")
+        name = f"{head}-i{job_id}{tail}"
+        with record.open("a") as file:
+            file.write(f"{name}\n")
+        return name
+
+    importlib.import_module(module).task_project_name = task_project_name  # type: ignore[attr-defined]

@@ -1,0 +1,123 @@
+"""Which sandbox images to bake in: those named in a file, and those that tasks' Compose files and Dockerfiles say.
+
+Called by the AMI build. Tasks are loaded in a child process, because their code is the user's. Nothing is pulled or built here:
+the result are files for the build machine, where `packer/provision/50-images.sh` reads them.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evalops.cloud.payload import CloudError
+
+FOLDER = "sandboxes"
+MOST_BYTES = 200_000_000
+"""The largest build context of a task: larger ones hold data that belongs elsewhere."""
+
+LOAD_S = 900
+
+_REFERENCE = re.compile(r"[a-z0-9][a-zA-Z0-9._/:@-]{0,254}")
+
+
+def named_images(file: Path) -> list[str]:
+    """The image references of a file, one a line; `#` begins a comment. Raises CloudError."""
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CloudError(f"--images {file}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        name = line.partition("#")[0].strip()
+        if name and not _REFERENCE.fullmatch(name):
+            raise CloudError(f"--images {file}, line {number}: {name!r} is no image reference")
+        if name:
+            found.append(name)
+    return found
+
+
+def collect(tasks: list[str], images: Path | None) -> dict[str, bytes]:
+    """The files for the build machine by path, empty when nothing is to be baked. Raises CloudError."""
+    wanted = named_images(images) if images else []
+    content: dict[str, bytes] = {}
+    for number, (task, config) in enumerate(_load(tasks) if tasks else []):
+        if config is None:
+            wanted.append("aisiuk/inspect-tool-support")  # what Inspect runs for a sandbox without configuration
+            continue
+        compose_file, compose = _compose(Path(config))
+        services = (compose.get("services") or {}).values()
+        wanted += [service["image"] for service in services if service.get("image") and not service.get("build")]
+        if any(service.get("build") for service in services):
+            prefix = f"{FOLDER}/projects/{number:03d}"
+            content |= {f"{prefix}/files/{name}": data for name, data in _context(Path(config).parent, task).items()}
+            content[f"{prefix}/files/{compose_file}"] = yaml.safe_dump(compose).encode()
+            content[f"{prefix}/compose.txt"] = compose_file.encode()
+            content[f"{prefix}/name.txt"] = task.encode()
+    if wanted:
+        content[f"{FOLDER}/images.txt"] = ("\n".join(dict.fromkeys(wanted)) + "\n").encode()
+    return content
+
+
+def summary(content: dict[str, bytes]) -> str:
+    """The baked sandboxes in a tag's 256 characters."""
+    names = content.get(f"{FOLDER}/images.txt", b"").decode().split()
+    names += [data.decode() for name, data in content.items() if name.endswith("/name.txt")]
+    text = " ".join(names)
+    return text if len(text) <= 250 else text[:247] + "..."
+
+
+def _compose(config: Path) -> tuple[str, dict[str, Any]]:
+    """(file name, content) of a Compose file, or of the one that Inspect would make for a Dockerfile."""
+    if "dockerfile" in config.name.lower():
+        service = {"build": {"context": ".", "dockerfile": config.name}}
+        return "inspect-fleet.compose.yaml", {"services": {"default": service}}
+    try:
+        compose = yaml.safe_load(config.read_text())
+        if not isinstance(compose, dict):
+            raise ValueError("no mapping")
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise CloudError(f"{config} is no Compose file: {' '.join(str(error).split())}") from None
+    return config.name, compose
+
+
+def _context(folder: Path, task: str) -> dict[str, bytes]:
+    total, found = 0, {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts and ".git" not in path.parts:
+            total += path.stat().st_size
+            if total > MOST_BYTES:
+                raise CloudError(
+                    f"the sandbox of {task} is built in {folder}, which holds more than {MOST_BYTES // 10**6} MB: give its "
+                    "Dockerfile a folder of its own"
+                )
+            found[path.relative_to(folder).as_posix()] = path.read_bytes()
+    return found
+
+
+def _load(tasks: list[str]) -> list[tuple[str, str | None]]:
+    """(task, configuration file) of the tasks' Docker sandboxes, each configuration once."""
+    command = [sys.executable, "-P", "-m", "evalops.cloud.sandboxes", *tasks]
+    try:
+        child = subprocess.run(command, capture_output=True, timeout=LOAD_S)
+    except subprocess.TimeoutExpired:
+        raise CloudError(f"--tasks: loading the tasks took more than {LOAD_S // 60} minutes") from None
+    if child.returncode != 0:
+        last = (child.stderr.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
+        raise CloudError(f"--tasks: the tasks cannot be loaded: {last}")
+    listed: list[tuple[str, str | None]] = [tuple(entry) for entry in json.loads(child.stdout.splitlines()[-1])]
+    return listed
+
+
+def main() -> None:
+    """The child: print what `inspect_internals.docker_sandboxes` finds."""
+    from evalworker.inspect_internals import docker_sandboxes
+
+    print(json.dumps(docker_sandboxes(sys.argv[1:])))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
