@@ -89,7 +89,8 @@ clean: ## Remove the environment and all caches; logs/ stays
 
 # Bytecode is compiled here, because a machine may be told not to write it: without it Inspect's import takes twice as long.
 .venv/.synced: uv.lock pyproject.toml
-	UV_PROJECT_ENVIRONMENT=.venv scripts/uv.sh sync --frozen --compile-bytecode
+	@echo "make: installing what uv.lock names into .venv" >&2
+	@UV_PROJECT_ENVIRONMENT=.venv scripts/uv.sh sync --quiet --frozen --compile-bytecode
 	@touch $@
 
 .venv/.compiled: .venv/.synced $(shell find $(PACKAGES) -name '*.py')

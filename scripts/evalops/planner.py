@@ -15,7 +15,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
@@ -68,6 +68,7 @@ def plan(
     submit_dir: str | Path,
     *,
     environment: dict[str, str] | None = None,
+    path: Sequence[str] = (),
     timeout_s: float = TIMEOUT_S,
     warn: Callable[[str], None] = lambda _: None,
 ) -> list[JobSpec]:
@@ -80,6 +81,7 @@ def plan(
         result_arguments: those that change results, as JSON.
         submit_dir: where the user submits: task files are named relative to it.
         environment: more environment variables for the loading of the tasks (`--env`).
+        path: directories from which modules are imported first, as jobs will do it.
         timeout_s: bound on the loading of all tasks, in seconds.
         warn: told of what is odd but no error.
 
@@ -91,7 +93,7 @@ def plan(
     for spec in specs:
         _check_file(spec, folder)
     call = {**arguments, "tasks": specs, "model": models}
-    captured = _capture_in_child(call, folder, environment or {}, timeout_s)
+    captured = _capture_in_child(call, folder, environment or {}, list(path), timeout_s)
     _check_found(specs, captured, folder)
     jobs = _jobs(captured, models, result_arguments)
     _check_jobs(jobs)
@@ -208,7 +210,7 @@ def _check_jobs(jobs: list[JobSpec]) -> None:
 
 
 def _capture_in_child(
-    call: dict[str, Any], folder: Path, environment: dict[str, str], timeout_s: float
+    call: dict[str, Any], folder: Path, environment: dict[str, str], path: list[str], timeout_s: float
 ) -> list[CapturedTask]:
     """Run `inspect_internals.capture` in a forked child (Inspect is imported already, so it costs no import).
 
@@ -222,7 +224,8 @@ def _capture_in_child(
         reader, writer = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        child = get_context("fork").Process(target=_child, args=(call, str(folder), environment, str(result), writer))
+        words = (call, str(folder), environment, path, str(result), writer)
+        child = get_context("fork").Process(target=_child, args=words)
         try:
             child.start()
             os.close(writer)
@@ -289,7 +292,9 @@ def _last_line(output: str) -> str:
     return f"; the last it printed was: {lines[-1][:200]}" if lines else ""
 
 
-def _child(call: dict[str, Any], folder: str, environment: dict[str, str], result: str, writer: int) -> None:
+def _child(
+    call: dict[str, Any], folder: str, environment: dict[str, str], path: list[str], result: str, writer: int
+) -> None:
     """In the child: resolve the tasks, write the answer, and end without running anything that belongs to the parent."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -299,6 +304,7 @@ def _child(call: dict[str, Any], folder: str, environment: dict[str, str], resul
         os.dup2(source, target)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
     os.environ.update(environment)
+    sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
     os.chdir(folder)
     try:
         for spec in call["tasks"]:

@@ -6,10 +6,17 @@ is read from one SSM parameter by the backends that need AWS; nothing here calls
 
 import getpass
 import os
+import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
-from dotenv import find_dotenv, load_dotenv
+from dotenv import dotenv_values, find_dotenv, load_dotenv
+
+from evalworker import redact
+
+_FILE_SECRETS: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -30,10 +37,28 @@ class Settings:
 
 
 def load_env() -> None:
-    """Put `.env` into the environment, without replacing what is there already. Called once, before options are parsed."""
+    """Put `.env` into the environment, without replacing what is there already, and learn what must not be shown.
+
+    Called once, before options are parsed.
+    """
     path = find_dotenv(usecwd=True)
     if path:
         load_dotenv(path, override=False)
+        found = redact.secrets_of_file(dotenv_values(path))
+        _FILE_SECRETS.update(found)
+        redact.learn(found)
+    redact.learn_environment()
+    sys.excepthook = _report
+
+
+def file_secrets() -> list[str]:
+    """The names of the secrets that `.env` holds."""
+    return sorted(_FILE_SECRETS)
+
+
+def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A bug's traceback on stderr, without secrets."""
+    sys.stderr.write(redact.text("".join(traceback.format_exception(kind, error, trace))))
 
 
 def settings() -> Settings:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from evalworker import redact
 from evalworker.contract.jsonio import dumps
 
 EXIT_FAILURES = 1
@@ -37,8 +38,8 @@ def fail(sentence: str, exit_code: int = EXIT_USAGE) -> NoReturn:
 
 
 def printable(text: str) -> str:
-    """The text with control characters (escape sequences among them) made visible; line feeds and tabs stay."""
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+    """The text without secrets, control characters (escape sequences among them) made visible; line feeds and tabs stay."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in redact.text(text))
 
 
 def note(text: str) -> None:
@@ -48,7 +49,7 @@ def note(text: str) -> None:
 
 def emit_json(value: Any) -> None:
     """One line of strict JSON on stdout, for programs."""
-    click.echo(dumps(value))
+    click.echo(redact.text(dumps(value)))
 
 
 def table(

@@ -5,11 +5,14 @@ import sys
 import time
 from pathlib import Path
 
+from evalworker import boot, redact
 from evalworker.agent import Agent
 from evalworker.aws import ServiceError
+from evalworker.code import CodeError
 from evalworker.contract.ids import check_run_id
 from evalworker.contract.wire import Unreadable
-from evalworker.worker import Config
+from evalworker.storage import open_storage
+from evalworker.worker import Config, Log
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -38,10 +41,15 @@ def main(argv: list[str] | None = None) -> int:
         work=options.work.resolve(),
         slots=options.slots,
     )
+    redact.learn_environment()
     try:
+        config.work.mkdir(parents=True, exist_ok=True)
+        log = Log(config.work / "worker.log")
+        boot.settle(open_storage(config.root), config.fleet_id, config.work, argv or sys.argv[1:], log.line)
         Agent(config).run()
-    except (ServiceError, Unreadable) as error:
-        print(f"the worker {config.instance_id} cannot start: {error}", file=sys.stderr)  # noqa: T201
+    except (ServiceError, Unreadable, boot.BootError, CodeError) as error:
+        sentence = redact.text(f"the worker {config.instance_id} cannot start: {error}")
+        print(sentence, file=sys.stderr)  # noqa: T201
         return 1
     return 0
 

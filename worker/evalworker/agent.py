@@ -12,9 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 
-from evalworker import aws
+from evalworker import aws, code, credentials, redact
 from evalworker.attempt import Attempt
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, Lane, Limits, Manifest
@@ -35,11 +34,11 @@ LEAVE_WITHIN_S = 50.0
 AFTER_KILL_S = 5.0
 """For the attempts of killed jobs to give their messages back."""
 
-CONTROLLER_SILENT_S = 600.0
-"""When a budget is set and the controller has been silent for so long, nobody counts the money: no new job is taken."""
-
 PARTIAL_LOOK_S = 2.0
 """Between two looks whether a job's partial log has grown."""
+
+MOST_HUNG = 20
+"""Hung samples that a heartbeat names."""
 
 RECEIVE_WAIT_S = 10
 """One long poll."""
@@ -61,7 +60,10 @@ class Agent:
         limits = Control.from_json(control.body).limits
         sqs = aws.sqs(lane)
         jobs = Queue(sqs, lane.jobs)
-        cwd = Path(self.manifest.code_root or ".") / self.manifest.submit_dir
+        path = code.import_path(self.manifest, code.root_of(storage, self.manifest, config.work))
+        environment = self.manifest.environment | credentials.of_run(self.manifest)
+        redact.learn_environment(self.manifest.secrets)
+        redact.learn(redact.secrets_of(environment, self.manifest.secrets))
         self.slots = config.slots or limits.slots or os.cpu_count() or 1
         self.worker = Worker(
             config=config,
@@ -69,15 +71,18 @@ class Agent:
             jobs=jobs,
             poster=Poster(Queue(sqs, lane.events), config.work / "spool.jsonl", self._log.line),
             keeper=VisibilityKeeper(jobs, limits.visibility_s, self._log.line),
-            launcher=Launcher(config.work, str(cwd), sorted({job.task for job in self.manifest.jobs})),
+            launcher=Launcher(config.work, path, sorted({job.task for job in self.manifest.jobs}), environment),
             control=Control.from_json(control.body),
-            cwd=cwd,
+            path=path,
+            environment=environment,
             log_file=self._log,
         )
         self._specs = {spec.job_id: spec for spec in self.manifest.jobs}
         self._running: dict[str, Attempt] = {}
         self._changed = threading.Condition()
         self._leaving: str | None = None
+        self._in_flight: int | None = None
+        self._disk_warned = False
         self._idle_since = time.monotonic()
 
     @property
@@ -164,7 +169,21 @@ class Agent:
         control = self.worker.control
         if control.state != "running" or now() >= control.deadline:
             return False
-        return not (control.budgeted and now() - control.beat > timedelta(seconds=CONTROLLER_SILENT_S))
+        silent = now() - control.beat > timedelta(seconds=control.limits.controller_silent_s)
+        return not (control.budgeted and silent) and self._has_disk()
+
+    def _has_disk(self) -> bool:
+        """Whether a job's log would have room; without, it is said once."""
+        free = shutil.disk_usage(self.config.work).free
+        if free >= self.limits.disk_free_min:
+            return True
+        if not self._disk_warned:
+            self._disk_warned = True
+            self.worker.warn(
+                f"{self.config.instance_id} takes no more jobs: {free / 1e9:.2f} GB are free on its disk, "
+                f"less than {self.limits.disk_free_min / 1e9:.2f} GB"
+            )
+        return False
 
     def _begin(self, received: Received) -> None:
         """Start an attempt for a message, or say why it is none of ours."""
@@ -191,11 +210,11 @@ class Agent:
             return
         attempt = Attempt(self.worker, received, message, spec, self.manifest)
         with self._changed:
-            leaving = self._leaving is not None
-            if not leaving:
+            refused = self._leaving is not None or not self._may_take()
+            if not refused:
                 self._running[received.receipt] = attempt
                 self._share_out()
-        if leaving:  # it came with the last long poll: another worker shall have it at once
+        if refused:  # it came with the last long poll: another worker shall have it at once
             with contextlib.suppress(QueueError):
                 self.worker.jobs.extend([received.receipt], 0)
             return
@@ -210,14 +229,24 @@ class Agent:
             with self._changed:
                 del self._running[receipt]
                 self._idle_since = time.monotonic()
+                self._adapt(attempt.category)
                 self._share_out()
                 self._changed.notify_all()
 
     def _share_out(self) -> None:
         """Divide the samples in flight among the running jobs: a job alone gets all of them, none gets less than one."""
         running = list(self._running.values())
+        total = in_flight_of(self._in_flight, self.limits.concurrency_per_worker)
         for index, attempt in enumerate(running):
-            attempt.set_share(max(1, share_of(self.limits.concurrency_per_worker, len(running), index)))
+            attempt.set_share(max(1, share_of(total, len(running), index)))
+
+    def _adapt(self, ended_with: Category | None) -> None:
+        """Fewer samples in flight after a rate limit, one more after each attempt that completed."""
+        most = self.limits.concurrency_per_worker
+        before = in_flight_of(self._in_flight, most)
+        self._in_flight = adapted(before, most, ended_with)
+        if self._in_flight != before:
+            self.worker.log(f"samples in flight: {self._in_flight} instead of {before} ({ended_with or 'completed'})")
 
     # Duties
 
@@ -298,8 +327,22 @@ class Agent:
             load=round(os.getloadavg()[0], 2),
             disk_free=shutil.disk_usage(self.config.work).free,
             memory_free=memory_free(),
-            rate_limited=sum(attempt.heard.rate_limited for attempt in running),
+            rate_limited=sum(attempt.heard.look.rate_limited for attempt in running),
+            waits={attempt.spec.job_id: attempt.waiting_for for attempt in running},
+            hung=[hung for attempt in running for hung in attempt.heard.look.hung][:MOST_HUNG],
         )
+
+
+def in_flight_of(reduced: int | None, most: int) -> int:
+    """Samples in flight on this worker: `most`, unless a rate limit has reduced them."""
+    return most if reduced is None else min(reduced, most)
+
+
+def adapted(in_flight: int, most: int, ended_with: Category | None) -> int:
+    """Samples in flight after an attempt: half as many after a rate limit, one more after a completed one."""
+    if ended_with is Category.RATE_LIMIT:
+        return max(1, in_flight // 2)
+    return min(most, in_flight + 1) if ended_with is None else in_flight
 
 
 def share_of(total: int, jobs: int, index: int) -> int:

@@ -10,12 +10,12 @@ import shutil
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from evalworker import job, partials, publish
+from evalworker import job, partials, publish, redact
 from evalworker.contract import layout
 from evalworker.contract.documents import JobSpec, Manifest
 from evalworker.contract.failures import Category, retry_delay
@@ -47,7 +47,7 @@ class _Heard:
 
     end: job.JobEnd | None = None
     printed: int = 0
-    rate_limited: int = 0
+    look: job.JobLook = field(default_factory=job.JobLook)
 
 
 class Attempt:
@@ -62,8 +62,10 @@ class Attempt:
         self.process: JobProcess | None = None
         self.heard = _Heard()
         self.share = 1
+        self.category: Category | None = None
         self._killed_for: Category | None = None
         self._tail: deque[bytes] = deque(maxlen=20)
+        self._output = redact.stream()
         self._dir = worker.work / f"{spec.job_id}-{message.round}-{message.attempt}-{time.monotonic_ns()}"
         self._partial = partials.PartialKeeper(worker.storage, message.fleet_id, spec.job_id, self._dir / "logs")
         self._saving = threading.Lock()
@@ -74,7 +76,9 @@ class Attempt:
     # From other threads
 
     def set_share(self, share: int) -> None:
-        """Change how many samples of this job may run at once."""
+        """Change how many samples of this job may run at once; a canary runs one."""
+        if self.message.canary:
+            share = 1
         if share != self.share:
             self.share = share
             if self.process is not None:
@@ -95,6 +99,13 @@ class Attempt:
             self._killed_for = why
         if self.process is not None:
             self.process.stop()
+
+    @property
+    def waiting_for(self) -> str:
+        """What this attempt is in, as a phrase for people."""
+        if self.process is None:
+            return f"{self.spec.name} with {self.spec.model}: its process to start"
+        return f"{self.spec.name} with {self.spec.model}: {self.heard.look.wait or 'its task to load, or its log to be written'}"
 
     def save_partial(self) -> None:
         """Keep what there is of the log; a failure is logged, the next round tries again."""
@@ -178,7 +189,7 @@ class Attempt:
         killed_for = None if finished else self._killed_for
         output = b"".join(self._tail).decode("utf-8", "replace")
         ending = Ending(self.heard.end, status, oom_kills() > kills, killed_for, output)
-        category = category_of(ending)
+        self.category = category = category_of(ending)
         if category is not None and category == killed_for and category in HAND_OVER:
             self._hand_over()
         else:
@@ -206,10 +217,13 @@ class Attempt:
             instance_id=self.worker.config.instance_id,
             arguments=self.manifest.arguments,
             model=self.manifest.models[self.spec.model_index],
-            cwd=str(self.worker.cwd),
+            path=self.worker.path,
             log_dir=str(log_dir),
             share=self.share,
-            environment=self.manifest.environment,
+            canary=self.message.canary,
+            hung_after_s=self.worker.control.limits.hung_after_s,
+            on_hung=self.worker.control.limits.on_hung,
+            environment=self.worker.environment,
         )
 
     def _follow(self, process: JobProcess, started: float) -> None:
@@ -241,8 +255,8 @@ class Attempt:
             self.worker.poster.post(rest.decode("ascii"))
         elif kind == job.END:
             self.heard.end = job.JobEnd.model_validate_json(rest)
-        elif kind == job.PRESSURE:
-            self.heard.rate_limited = int(rest)
+        elif kind == job.LOOK:
+            self.heard.look = job.JobLook.model_validate_json(rest)
         return True
 
     def _take_output(self, process: JobProcess) -> bool:
@@ -252,17 +266,22 @@ class Attempt:
             return False
         if not piece:
             return False
+        self._print(self._output.feed(piece))
+        return True
+
+    def _print(self, piece: bytes) -> None:
+        """Keep what the job printed: the beginning in the worker's log, the end for the sentence about its failure."""
         before, self.heard.printed = self.heard.printed, self.heard.printed + len(piece)
         if before < OUTPUT_LIMIT:
             self.worker.log_raw(piece[: OUTPUT_LIMIT - before])
         self._tail.append(piece[-4096:])
-        return True
 
     def _drain(self, process: JobProcess) -> None:
         """What was still in the pipes when the process ended."""
         for source in (process.pipe, process.output):
             while wait([source], timeout=0) and self._take(process, source):
                 pass
+        self._print(self._output.end())
         if self.heard.printed > OUTPUT_LIMIT:
             left_out = self.heard.printed - OUTPUT_LIMIT
             self.worker.log(f"job {self.spec.job_id}: {left_out} more bytes of output were left out")
@@ -290,14 +309,14 @@ class Attempt:
         """Judge, record, publish, post, delete."""
         done = self._attempt_done(ending, category, duration_s)
         log = Path(ending.said.log_path) if ending.said and ending.said.log_path else None
-        if done.status == "failed" and log is not None:
+        if log is not None and (done.status == "failed" or not done.ended):
             self.save_partial()
         if ending.said is not None and ending.said.broken:
             self.worker.warn(
                 f"{self.spec.name}: {ending.said.broken} samples were reported only after the job", self.spec.job_id
             )
         recorded = self._store(done, log)
-        if done.status == "completed":
+        if done.status == "completed" and done.ended:
             publish.clear_partial(self.worker.storage, done.fleet_id, done.job_id)
         self._post_and_delete(recorded)
 
@@ -327,7 +346,7 @@ class Attempt:
             job_id=self.spec.job_id,
             attempt=self.message.attempt,
             status="completed" if category is None else "failed",
-            ended=retry_after is None,
+            ended=retry_after is None and not (category is None and said.cut_short),
             failure_category=category,
             error_summary=None if category is None else summary_of(ending, category),
             retry_after_s=retry_after,
@@ -340,6 +359,7 @@ class Attempt:
             log=log_key if said.log_path else None,
             log_name=Path(said.log_path).name if said.log_path else None,
             digest=said.digest,
+            canary=self.message.canary,
         )
 
     def _post_and_delete(self, done: AttemptDone) -> None:

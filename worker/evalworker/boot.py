@@ -12,10 +12,8 @@ from pathlib import Path
 from evalworker import code, environment, wheel
 from evalworker.contract import layout
 from evalworker.contract.documents import Manifest
+from evalworker.preload_settings import PLACE
 from evalworker.storage import Storage
-
-PLACE = "INSPECT_FLEET_WORKER"
-"""Environment variable: the directory of the unpacked `evalworker` that this process was replaced for."""
 
 
 class BootError(RuntimeError):
@@ -51,15 +49,3 @@ def settle(storage: Storage, fleet_id: str, work: Path, argv: list[str], log: Ca
 def _with_place(variables: dict[str, str], place: str) -> dict[str, str]:
     path = [place, *filter(None, [variables.get("PYTHONPATH")])]
     return variables | {"PYTHONPATH": os.pathsep.join(path), PLACE: place}
-
-
-def restore_environment(variables: "os._Environ[str] | dict[str, str]") -> None:
-    """Take out of a job's environment what `settle` has put in: what the job starts shall see the user's own."""
-    place = variables.pop(PLACE, None)
-    if place is None:
-        return
-    left = [entry for entry in variables.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", place)]
-    if left:
-        variables["PYTHONPATH"] = os.pathsep.join(left)
-    else:
-        variables.pop("PYTHONPATH", None)

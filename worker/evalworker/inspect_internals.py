@@ -31,6 +31,7 @@ _CAPTURE = "inspect_ai._eval.eval_set_manifest"
 INTERNALS: dict[str, tuple[str, ...]] = {
     _CLI: ("eval_set_command", "eval_set", "process_common_options"),
     _CAPTURE: ("INSPECT_EVAL_SET_CAPTURE", "EVAL_SET_CAPTURE_VERSION"),
+    "inspect_ai._control.state": ("_sample_activity",),
     "inspect_ai._eval.eval_set_overrides": ("INSPECT_EVAL_SET_OVERRIDES", "EvalSetOverrides"),
     "inspect_ai._eval.eval_set_selection": ("INSPECT_EVAL_SET_SELECTION",),
     "inspect_ai._eval.evalset": ("GENERATE_CONFIG_FIELDS_TO_EXCLUDE",),
@@ -39,6 +40,7 @@ INTERNALS: dict[str, tuple[str, ...]] = {
     "inspect_ai._util.config": ("parse_cli_args", "resolve_args"),
     "inspect_ai._util.error": ("PrerequisiteError",),
     "inspect_ai._util.registry": ("registry_lookup",),
+    "inspect_ai.log._samples": ("active_samples",),
     "inspect_ai.approval._policy": ("ApprovalPolicyConfig",),
     "inspect_ai.model._generate_config": ("GenerateConfigArgs",),
     "inspect_ai.model._model_info": ("_get_model_info_direct",),
@@ -335,6 +337,72 @@ def set_sample_limit(n: int) -> int:
         else:
             limiter.limit = n
     return len(limiters)
+
+
+@dataclass(frozen=True)
+class LiveSample:
+    """A sample that runs in this process.
+
+    Attributes:
+        key: Inspect's id of this execution.
+        started: seconds since the epoch, None while it is being set up.
+        progress: numbers that change whenever something happens in it (events, messages, tokens).
+        activity: what it is in, as the end of a sentence.
+    """
+
+    key: str
+    id: int | str
+    epoch: int
+    started: float | None
+    progress: tuple[int, ...]
+    activity: str
+
+
+def live_samples() -> list[LiveSample]:
+    """The samples that run in this process. Safe in any thread; raises what reading a changing object may raise."""
+    activity_of = _internal("inspect_ai._control.state", "_sample_activity")
+    found = []
+    for sample in list(_internal("inspect_ai.log._samples", "active_samples")()):
+        activity = activity_of(sample)
+        progress = (sample.transcript.history.event_count, sample.total_messages, sample.total_tokens)
+        streamed = int((activity or {}).get("tokens") or 0)
+        found.append(
+            LiveSample(
+                key=sample.id,
+                id=sample.sample.id,
+                epoch=sample.epoch,
+                started=sample.started,
+                progress=(*progress, streamed),
+                activity=_activity_text(activity, started=sample.started is not None),
+            )
+        )
+    return found
+
+
+def _activity_text(activity: dict[str, Any] | None, *, started: bool) -> str:
+    if activity is None:
+        return "its solver or scorer" if started else "its setup (sandbox)"
+    detail = activity["detail"]
+    match activity["type"]:
+        case "model":
+            return f"a call of {detail}"
+        case "tool":
+            return f"the tool {detail}"
+        case "retry_wait":
+            return f"the pause after attempt {activity['count']} to call {detail}"
+        case "approval" | "question":
+            return "waiting for a person"
+    return str(activity["type"])
+
+
+def end_sample(key: str) -> None:
+    """End a running sample with an error, as an operator does; one that has ended meanwhile is left alone.
+
+    Must be called in the thread of the event loop that runs the eval.
+    """
+    for sample in list(_internal("inspect_ai.log._samples", "active_samples")()):
+        if sample.id == key and not sample.terminal:
+            sample.interrupt("error")
 
 
 def reducer_names(epochs: Any) -> list[str] | None:

@@ -16,20 +16,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from evalworker import preload_settings, redact
 from evalworker.contract.documents import JobSpec
 from evalworker.contract.failures import EXIT_CONFIG
 from evalworker.contract.ids import sample_key
 from evalworker.contract.jsonio import portable
-from evalworker.contract.messages import SampleCounts, SampleDone, fit
+from evalworker.contract.messages import Hung, SampleCounts, SampleDone, fit
 from evalworker.contract.wire import Part
 from evalworker.processes import adopt_orphans, children, kill_tree
 
 SAMPLE = b"s"
 END = b"e"
-PRESSURE = b"p"
-"""First byte of what a job sends: a `sample_done` to be posted as it is, its `JobEnd`, the number of rate-limited calls."""
+LOOK = b"l"
+"""First byte of what a job sends: a `sample_done` to be posted as it is, its `JobEnd`, its `JobLook`."""
 
 END_FILE = "end.json"
 """Beside the log directory: the `JobEnd` of a job whose code has closed the pipe to the agent."""
@@ -52,18 +53,29 @@ class Order:
     instance_id: str
     arguments: dict[str, Any]
     model: Any
-    cwd: str
+    path: list[str]
     log_dir: str
     share: int
-    environment: dict[str, str] = field(default_factory=dict)
+    canary: bool = False
+    hung_after_s: float = 1800.0
+    on_hung: Literal["wait", "error"] = "wait"
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
     forked: bool = True
+
+
+class JobLook(Part):
+    """What a running job is in. `wait` is a phrase for people, empty when no sample runs; `rate_limited` counts model calls."""
+
+    rate_limited: int = 0
+    wait: str = ""
+    hung: list[Hung] = []
 
 
 class JobEnd(Part):
     """What a job knows of its own end. `error_type` is empty where no exception ended the eval.
 
     `kept` counts the samples taken over from an earlier attempt's log; `unreported` those that only the comparison of stream
-    and log sent.
+    and log sent. `cut_short`: a canary that ended with its first sample; `log_status` is then that sample's.
     """
 
     log_path: str | None = None
@@ -79,6 +91,7 @@ class JobEnd(Part):
     unreported: int = 0
     broken: int = 0
     rate_limited: int = 0
+    cut_short: bool = False
     total_time_s: float | None = None
 
 
@@ -115,14 +128,14 @@ def _settle(order: Order, output: Connection) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
+    preload_settings.restore()
     os.environ.update(order.environment)
+    redact.learn_environment(order.environment)
     os.environ["INSPECT_FLEET_JOB"] = order.spec.job_id
-    os.chdir(order.cwd)
+    os.chdir(order.path[0])
     sys.argv = ["inspect-fleet-job"]
     sys.modules["__main__"] = types.ModuleType("__main__")
-    if order.cwd in sys.path:
-        sys.path.remove(order.cwd)
-    sys.path.insert(0, order.cwd)
+    sys.path[:] = [*order.path, *(entry for entry in sys.path if entry not in order.path)]
     random.seed()  # all forks would draw the same numbers
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
@@ -212,8 +225,9 @@ class AgentLine:
 
 def _run(order: Order, line: AgentLine) -> tuple[JobEnd, int]:
     """The eval and the comparison after it. Never raises: whatever happened is in the `JobEnd`."""
-    from evalworker import inspect_internals, streamer
+    from evalworker import inspect_internals, prices, streamer
     from evalworker.arguments import decode
+    from evalworker.lookout import Lookout
     from evalworker.results import Origin, best_log
 
     spec = order.spec
@@ -222,9 +236,12 @@ def _run(order: Order, line: AgentLine) -> tuple[JobEnd, int]:
     def post(done: SampleDone) -> None:
         line.send(SAMPLE, fit(done).encode("ascii"))
 
+    def tell(look: JobLook) -> None:
+        line.send(LOOK, look.model_dump_json().encode())
+
     log_dir = Path(order.log_dir)
     before = best_log(log_dir)
-    streaming = streamer.Streaming(origin, post, None)
+    streaming = streamer.Streaming(origin, post, None, canary=order.canary)
     failure: BaseException | None = None
     try:
         arguments = decode(order.arguments)
@@ -236,6 +253,7 @@ def _run(order: Order, line: AgentLine) -> tuple[JobEnd, int]:
             "log_dir": order.log_dir,
             "max_samples": min(order.share, ceiling or order.share),
         }
+        prices.introduce(prices.read(arguments.get(prices.ARGUMENT)))
         streaming.last_try = tries_allowed(arguments)
         share = Share(streaming, inspect_internals.set_sample_limit, arguments["max_samples"], ceiling)
         streaming.on_task = share.apply
@@ -243,7 +261,7 @@ def _run(order: Order, line: AgentLine) -> tuple[JobEnd, int]:
         streamer.start(streaming)
         from inspect_ai import eval_set
 
-        with line.interruptible():
+        with Lookout(streaming, tell, order.hung_after_s, order.on_hung), line.interruptible():
             eval_set(**arguments)
     except BaseException as error:
         failure = error
@@ -307,7 +325,7 @@ def _report(order: Order, streaming: Any, failure: BaseException | None, before:
         error_message = log.header.error.message
     facts: dict[str, Any] = {
         "error_type": error_type,
-        "error_message": portable(error_message[:4096]),
+        "error_message": portable(redact.text(error_message)[:4096]),
         "error_status": error_status if isinstance(error_status, int) else None,
         "broken": streaming.broken,
         "rate_limited": streaming.rate_limited,
@@ -329,8 +347,10 @@ def _report(order: Order, streaming: Any, failure: BaseException | None, before:
         "samples": log.counts(order.spec.samples),
         "digest": log.digest,
         "metrics": log.metrics,
-        "sample_errors": [portable(list(error)) for error in list(streaming.errors.values())[:20]],
+        "sample_errors": [portable(redact.json_values(list(error))) for error in list(streaming.errors.values())[:20]],
         "kept": len(carried & {sample_key(s.id, s.epoch) for s in log.completed}),
         "unreported": unreported,
     }
+    if streaming.cut_short:
+        facts |= {"cut_short": True, "log_status": "error" if streaming.errors else "success"}
     return JobEnd(**facts), 0

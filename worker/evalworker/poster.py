@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from evalworker import redact
 from evalworker.queues import BATCH, Queue, QueueError, SendFailed
 
 GAP_S = 0.08
@@ -63,8 +64,11 @@ class Poster:
         self._thread.start()
 
     def post(self, body: str, *, urgent: bool = False) -> Posted:
-        """Queue a message (JSON, already fitted to the size limit). `urgent`: somebody waits for it, send without a gap."""
-        posted = Posted(body)
+        """Queue a message (JSON, already fitted to the size limit). `urgent`: somebody waits for it, send without a gap.
+
+        Texts were redacted before they were cut; what is left in any other field goes here.
+        """
+        posted = Posted(body := redact.text(body))
         with self._changed:
             self._keep(body)
             self._waiting.append(posted)

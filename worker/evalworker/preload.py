@@ -5,7 +5,6 @@ of it) and must leave one thread: a fork copies only the thread that forks. What
 """
 
 import contextlib
-import io
 import json
 import os
 import sys
@@ -15,7 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from evalworker.preload_settings import SETTINGS
+from evalworker import redact
+from evalworker.preload_settings import SETTINGS, restore
 from evalworker.processes import adopt_orphans
 
 
@@ -40,15 +40,13 @@ def warm_up() -> None:
         )
 
 
-def import_tasks(cwd: str, specs: list[str]) -> None:
+def import_tasks(specs: list[str]) -> None:
     """Import the modules that the run's tasks live in, so that jobs find them in memory.
 
     A registry name imports its package; a file's own code runs again in each job (Inspect loads it anew), what it imports stays.
     """
     from evalworker.inspect_internals import import_task_module
 
-    os.chdir(cwd)
-    sys.path.insert(0, cwd)
     for spec in dict.fromkeys(spec.rsplit("@", 1)[0] for spec in specs):
         import_task_module(spec)
 
@@ -57,21 +55,37 @@ def _prepare(settings: dict[str, Any]) -> dict[str, Any]:
     started = time.monotonic()
     report: dict[str, Any] = {"error": None}
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            warm_up()
-            if settings.get("tasks"):
-                import_tasks(settings["cwd"], settings["tasks"])
+        # The run's code comes first from the beginning: Inspect imports what registers itself with it, and a copy of the run's
+        # own package that is installed here must not be in memory before the shipped one.
+        sys.path[:0] = settings["path"]
+        os.chdir(settings["path"][0])
+        warm_up()
+        if settings.get("tasks"):
+            import_tasks(settings["tasks"])
     except BaseException as error:
         # Whatever is wrong with the run's code, each job meets it again and reports it with its own name.
-        report["error"] = f"{type(error).__name__}: {error}"[:1024]
+        report["error"] = redact.text(f"{type(error).__name__}: {error}")[:1024]
     report["threads"] = [thread.name for thread in threading.enumerate()]
     report["seconds"] = time.monotonic() - started
     return report
 
 
+def _settle() -> dict[str, Any]:
+    """Take the settings out of the environment. What user code prints here, it prints again in each job, where it is kept."""
+    settings: dict[str, Any] = json.loads(os.environ[SETTINGS])
+    restore()
+    os.environ.update(settings["environment"])
+    redact.learn_environment(settings["environment"])
+    null = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(null, descriptor)
+    os.close(null)
+    return settings
+
+
 if SETTINGS in os.environ:
     adopt_orphans()
-    _settings = json.loads(os.environ[SETTINGS])
+    _settings = _settle()
     _report = _prepare(_settings)
     with contextlib.suppress(OSError):
         Path(_settings["report"]).write_text(json.dumps(_report))

@@ -1,4 +1,22 @@
-"""How the agent tells the fork server's preload what to do, without importing it."""
+"""How the agent tells the fork server's preload and its jobs what to do through the environment, without importing them."""
+
+import os
 
 SETTINGS = "INSPECT_FLEET_PRELOAD"
-"""Environment variable with a JSON object: `cwd`, `tasks` (specs to import ahead of the jobs), `report` (a file to write)."""
+"""Environment variable with a JSON object: `path` (directories to import from first; the first is where jobs run), `tasks` (specs to
+import ahead of the jobs), `environment` (variables of the jobs), `report` (a file to write)."""
+
+PLACE = "INSPECT_FLEET_WORKER"
+"""Environment variable: the directory of the unpacked `evalworker` that the agent was started with (`evalworker.boot`)."""
+
+
+def restore() -> None:
+    """Take out of this process's environment what is between the agent and us: what user code starts shall see the user's own."""
+    os.environ.pop(SETTINGS, None)
+    place = os.environ.pop(PLACE, None)
+    if place is None:
+        return
+    left = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", place)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(left)
+    if not left:
+        del os.environ["PYTHONPATH"]

@@ -34,9 +34,13 @@ class Launcher:
     ends the server); `SPAWN`, no server: each job imports everything itself.
     """
 
-    def __init__(self, work: Path, cwd: str, tasks: list[str], *, fork: bool = True) -> None:
+    def __init__(
+        self, work: Path, path: list[str], tasks: list[str], environment: dict[str, str], *, fork: bool = True
+    ) -> None:
+        """Args: path: from where the run's code is imported, first where jobs run. environment: what jobs have beside the agent's."""
         self._work = work
-        self._cwd = cwd
+        self._path = path
+        self._environment = environment
         self._tasks = tasks
         self._level = CODE if fork else SPAWN
         self._lock = threading.Lock()
@@ -91,7 +95,8 @@ class Launcher:
 
     def _configure(self) -> None:
         settings = {
-            "cwd": self._cwd,
+            "path": self._path,
+            "environment": self._environment,
             "tasks": self._tasks if self._level == CODE else [],
             "report": str(self._work / "preload.json"),
         }

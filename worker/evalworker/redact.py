@@ -119,6 +119,16 @@ class Redactor:
         found = self._pattern.search(text) if self._pattern else None
         return self._names[found[0]] if found else None
 
+    def find_in(self, value: Any) -> str | None:
+        """The same for JSON values, keys included."""
+        if isinstance(value, str):
+            return self.find(value)
+        if isinstance(value, dict):
+            value = [*value.keys(), *value.values()]
+        if isinstance(value, list):
+            return next((name for item in value if (name := self.find_in(item)) is not None), None)
+        return None
+
     def text(self, text: str) -> str:
         """The text without the values; also without the first part of one at its very end, where somebody has cut it."""
         if self._pattern is None:
@@ -205,6 +215,11 @@ def json_values(value: Any) -> Any:
 def find(said: str) -> str | None:
     """The name of a secret of this process whose value the text holds."""
     return _process.find(said)
+
+
+def find_in(value: Any) -> str | None:
+    """The same for JSON values."""
+    return _process.find_in(value)
 
 
 def stream() -> Stream:

@@ -19,6 +19,7 @@ from inspect_ai.log import (
     read_eval_log_sample_summaries,
 )
 
+from evalworker import redact
 from evalworker.contract.ids import SampleId, digest_of_keys, sample_key
 from evalworker.contract.jsonio import portable
 from evalworker.contract.messages import SampleCounts, SampleDone
@@ -46,6 +47,7 @@ def sample_done(
 ) -> SampleDone:
     """The message about one sample that has ended."""
     error = sample.error if isinstance(sample.error, str | None) else sample.error.message
+    error = None if error is None else redact.text(error)
     limit = sample.limit if isinstance(sample.limit, str | None) else sample.limit.type
     usage = {model: usage.model_dump(exclude_none=True) for model, usage in sample.model_usage.items()}
     scores, cut = _scores(sample)
@@ -78,12 +80,12 @@ def _scores(sample: EvalSample | EvalSampleSummary) -> tuple[dict[str, dict[str,
     scores: dict[str, dict[str, Any]] = {}
     cut = False
     for name, score in (sample.scores or {}).items():
-        entry: dict[str, Any] = {"value": portable(score.value)}
+        entry: dict[str, Any] = {"value": redact.json_values(portable(score.value))}
         for field in ("answer", "explanation"):
-            text = getattr(score, field)
-            if text:
-                entry[field] = portable(str(text)[:TEXT_LIMIT])
-                cut = cut or len(str(text)) > TEXT_LIMIT
+            if getattr(score, field):
+                text = redact.text(str(getattr(score, field)))
+                entry[field] = portable(text[:TEXT_LIMIT])
+                cut = cut or len(text) > TEXT_LIMIT
         scores[str(portable(name))] = entry
     return scores, cut
 

@@ -12,9 +12,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from inspect_ai.hooks import Hooks, ModelRetry, RunStart, SampleEnd, TaskStart, hooks
+from inspect_ai.hooks import Hooks, ModelRetry, RunStart, SampleEnd, SampleInit, TaskStart, hooks
 from inspect_ai.log import EvalSample
 
+from evalworker import redact
 from evalworker.contract.failures import Category, classify_exception, exception_type
 from evalworker.contract.ids import sample_key
 from evalworker.contract.messages import SampleDone
@@ -46,6 +47,8 @@ class Streaming:
         broken: samples that the hook could not report.
         rate_limited: model calls that were answered with a rate limit.
         on_task: called in the event loop's thread when a task starts.
+        canary: whether the job ends with its first sample.
+        cut_short: whether it has, before its eval was finished.
     """
 
     origin: Origin
@@ -60,6 +63,9 @@ class Streaming:
     refused_key: SampleError | None = None
     loop: asyncio.AbstractEventLoop | None = None
     on_task: Callable[[], None] | None = None
+    canary: bool = False
+    cut_short: bool = False
+    _ends: int = 0
 
     def end(self, sample: EvalSample) -> None:
         """Report a sample that ended; raises what a strange sample makes it raise."""
@@ -74,12 +80,13 @@ class Streaming:
             name = exception_type(error.traceback, error.message)
             refused, status = self.refusals.get(sample.uuid or "", ("", None))
             # A status that was healed by a retry must not colour what the sample failed of afterwards.
-            found = (name, error.message[:1024], status if refused == name else None)
+            found = (name, redact.text(error.message)[:1024], status if refused == name else None)
             self.errors[key] = found
             if classify_exception(*found) is Category.AUTH:
                 self._refuse(found)
                 will_retry = False
         self.refusals.pop(sample.uuid or "", None)
+        self._ends += 1
         self.sink(sample_done(sample, self.origin, will_retry=will_retry))
         if not will_retry:
             self.said[key] = sample.uuid
@@ -88,10 +95,21 @@ class Streaming:
         """A refused key ends the job at its first occurrence: every further call would be refused, and may be counted."""
         if self.refused_key is None:
             self.refused_key = error
-            if threading.current_thread() is threading.main_thread():
-                signal.raise_signal(signal.SIGINT)
-            else:
-                os.kill(os.getpid(), signal.SIGINT)
+            _interrupt()
+
+    def begin(self) -> None:
+        """A sample begins: a canary's second one does not, and by then its first one is in the log."""
+        if self.canary and self._ends and not self.cut_short:
+            self.cut_short = True
+            _interrupt()
+
+
+def _interrupt() -> None:
+    """End the eval as Ctrl-C does."""
+    if threading.current_thread() is threading.main_thread():
+        signal.raise_signal(signal.SIGINT)
+    else:
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 _streaming: Streaming | None = None
@@ -126,6 +144,11 @@ class FleetSampleStreamer(Hooks):
             _streaming.errors.clear()
             if _streaming.on_task is not None:
                 _streaming.on_task()
+
+    async def on_sample_init(self, data: SampleInit) -> None:
+        """Before a sample's sandbox is made."""
+        if _streaming is not None:
+            _streaming.begin()
 
     async def on_sample_end(self, data: SampleEnd) -> None:
         """Send the sample; a failure is counted, never raised."""

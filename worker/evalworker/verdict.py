@@ -6,6 +6,7 @@ itself), and the rules of `contract.failures` decide.
 
 from dataclasses import dataclass
 
+from evalworker import redact
 from evalworker.contract.failures import EXIT_CONFIG, Category, JobEvidence, judge
 from evalworker.job import JobEnd
 from evalworker.processes import signal_name
@@ -63,7 +64,7 @@ def summary_of(ending: Ending, category: Category) -> str:
         text = "the log says success but no sample completed"
     else:
         text = _exit_text(ending)
-    return " ".join(text.split())[:SUMMARY_LIMIT]
+    return " ".join(redact.text(text).split())[:SUMMARY_LIMIT]
 
 
 def _error_text(name: str, message: str) -> str:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from evalworker import redact
 from evalworker.contract.documents import Control
 from evalworker.contract.messages import Warning_, fit
 from evalworker.contract.wire import now
@@ -52,10 +53,11 @@ class Log:
 
     def line(self, text: str) -> None:
         """One line with its time."""
-        self.raw(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {text}\n".encode("utf-8", "backslashreplace"))
+        line = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {redact.text(text)}\n"
+        self.raw(line.encode("utf-8", "backslashreplace"))
 
     def raw(self, data: bytes) -> None:
-        """Bytes as they came from a job. A full disk loses the log, not the job."""
+        """Bytes of a job, redacted already. A full disk loses the log, not the job."""
         with self._lock:
             try:
                 self._file.write(data)
@@ -65,7 +67,11 @@ class Log:
 
 @dataclass
 class Worker:
-    """The worker's parts. `control` is replaced whole at each reading of the fleet's control document."""
+    """The worker's parts. `control` is replaced whole at each reading of the fleet's control document.
+
+    `path`: from where jobs import the run's code, first where they run. `environment`: what jobs have beside the agent's own
+    environment: `--env` and the run's secrets.
+    """
 
     config: Config
     storage: Storage
@@ -74,8 +80,9 @@ class Worker:
     keeper: VisibilityKeeper
     launcher: Launcher
     control: Control
-    cwd: Path
+    path: list[str]
     log_file: Log
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
     handed_over: list[str] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
@@ -102,7 +109,7 @@ class Worker:
             fleet_id=self.config.fleet_id,
             instance_id=self.config.instance_id,
             ts=now(),
-            text=text[:2000],
+            text=redact.text(text)[:2000],
             job_id=job_id,
         )
         self.poster.post(fit(message))

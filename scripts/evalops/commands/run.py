@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from evalops import planner
+from evalops import planner, shipping
 from evalops.fleet import submit
 from evalops.fleet.controller import Controller, launch_record
 from evalops.fleet.guards import Verdict
@@ -79,6 +79,17 @@ class Duration(click.ParamType[timedelta]):
 @click.option("--slots", type=click.IntRange(1), help="Jobs at once on each worker (default: its share of the CPUs).")
 @click.option("--run-id", type=RunId(), help="Resume this run: only what has not completed runs again.")
 @click.option("--new-fleet", is_flag=True, help="Start a fleet even if one with the same jobs is running.")
+@click.option("--force", is_flag=True, help="With --run-id: resume under another version of Inspect.")
+@click.option("--package", "packages", multiple=True, metavar="REQ", help="A package that the run needs; repeatable.")
+@click.option(
+    "--secret",
+    "secrets",
+    multiple=True,
+    metavar="NAME",
+    help="A variable that jobs need beside known keys; repeatable.",
+)
+@click.option("--require-clean", is_flag=True, help="Refuse uncommitted changes, and dependencies without a lock.")
+@click.option("--ship-code", is_flag=True, help="Pack the code for local workers too, as for other machines.")
 @click.option("--estimate", is_flag=True, help="Print jobs, samples and workers, and stop.")
 @click.option("--yes", is_flag=True, help="Answer yes to whatever would be asked.")
 @click.option(
@@ -122,6 +133,13 @@ class Duration(click.ParamType[timedelta]):
     help="What to do with a hung sample beside reporting it: wait, or end it with an error.",
 )
 @click.option(
+    "--queues",
+    type=click.Choice(["local", "estate"]),
+    default="local",
+    show_default=True,
+    help="Queues on this machine, or a lane that Terraform made.",
+)
+@click.option(
     "--json", "json_output", is_flag=True, help="Print a launch record and a done record, one JSON object a line."
 )
 @click.option("--detach", is_flag=True, help="Print the launch record as JSON and go on in the background.")
@@ -152,6 +170,7 @@ def run_eval(ctx: click.Context, /, **options: Any) -> None:
             max_failed_share=options["max_failed_share"],
             stall_after_s=options["stall_after"].total_seconds(),
         ),
+        queues=options["queues"],
         quiet=options["json_output"],
     )
     try:
@@ -162,12 +181,17 @@ def run_eval(ctx: click.Context, /, **options: Any) -> None:
 
 def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, request: submit.Request) -> None:
     given = typed_arguments(ctx)
+    wishes = shipping.Wishes(options["packages"], options["secrets"], options["require_clean"], options["ship_code"])
+    backend: shipping.Backend = options["backend"]
+    luggage = shipping.prepare(wishes, backend, surroundings.estate, Path.cwd())
     resumed: Manifest | None = None
     storage: Storage | None = None
     if options["run_id"]:
         storage = submit.open_root(surroundings)
         resumed = submit.read_manifest(storage, surroundings, options["run_id"])
-    jobs = resumed.jobs if resumed is not None and not given.tasks else _plan(given)
+        shipping.check_versions(resumed, force=options["force"])
+    planned = resumed is None or bool(given.tasks)
+    jobs = _plan(given, luggage) if resumed is None or planned else resumed.jobs
     if options["estimate"]:
         _print_estimate(jobs, request, options["json_output"])
         return
@@ -180,10 +204,12 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
             submit.check_not_running(storage, jobs, surroundings.owner)
         encoded = encode(arguments)
         models = encode({"models": given.models})["models"]
-        controller = submit.start(surroundings, storage, request, jobs, encoded, models, given.environment)
+        shipped = shipping.ship(wishes, luggage, backend, storage)
+        controller = submit.start(surroundings, storage, request, jobs, encoded, models, given.environment, shipped)
     else:
         submit.check_same(resumed, jobs)
-        found = submit.resume(surroundings, storage, request, resumed)
+        again = shipping.ship(wishes, luggage, backend, storage) if planned else shipping.same_code(luggage, resumed)
+        found = submit.resume(surroundings, storage, request, resumed, again)
         if found is None:
             note(f"every job of {resumed.fleet_id} has completed: nothing to run")
             return
@@ -199,7 +225,7 @@ def _arguments(given: TypedArguments, resumed: Manifest | None) -> dict[str, Any
     return arguments
 
 
-def _plan(given: Any) -> list[JobSpec]:
+def _plan(given: Any, luggage: shipping.Luggage) -> list[JobSpec]:
     try:
         return planner.plan(
             given.tasks,
@@ -208,6 +234,7 @@ def _plan(given: Any) -> list[JobSpec]:
             given.result_arguments,
             Path.cwd(),
             environment=given.environment,
+            path=luggage.import_path,
             warn=note,
         )
     except planner.PlanError as error:

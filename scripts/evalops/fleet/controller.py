@@ -19,7 +19,7 @@ from evalops.fleet import guards, lanes
 from evalops.fleet.guards import Verdict
 from evalops.fleet.ledger import JobState, Ledger, Outcome
 from evalops.fleet.recovery import LostMessages
-from evalops.fleet.stream import EventStream
+from evalops.fleet.stream import EventStream, Fenced
 from evalops.fleet.view import ProgressLine
 from evalops.fleet.watch import Watch
 from evalops.fleet.workers import Lost, Pool
@@ -566,7 +566,12 @@ class Controller:
 
     def _obey(self, state: Literal["running", "draining", "stopping", "ended"] | None) -> None:
         stored = self.storage.get(layout.control(self.fleet_id))
-        self.control, self.control_etag = Control.from_json(stored.body), stored.etag
+        control = Control.from_json(stored.body)
+        if control.controller != self.control.controller:
+            raise Fenced(
+                f"the fleet {self.fleet_id} is driven by {control.controller} now; this controller has stopped"
+            )
+        self.control, self.control_etag = control, stored.etag
         if state is not None:
             self._beat(state)
         elif self.control.state in ("stopping", "draining") and self._verdict is None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from evalworker import redact
 from evalworker.contract import layout
 from evalworker.contract.events import Event, line
 from evalworker.contract.wire import now
@@ -85,7 +86,7 @@ class EventStream:
         lines = []
         for event in events:
             self.seq += 1
-            lines.append(line(event, seq=self.seq, fleet_id=self._fleet_id, ts=moment))
+            lines.append(line(redact.json_values(event), seq=self.seq, fleet_id=self._fleet_id, ts=moment))
         text = "".join(lines)
         self._file.write(text.encode("ascii"))
         if not self._pending:

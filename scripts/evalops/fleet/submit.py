@@ -3,9 +3,7 @@
 Everything that can fail before money is spent is checked here, in that order, and each failure is one sentence. Design, section 7.
 """
 
-import importlib.metadata
 import os
-import platform
 import socket
 import subprocess
 from collections.abc import Iterable
@@ -14,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from evalops import embedded
+from evalops import embedded, shipping
 from evalops.fleet import lanes
 from evalops.fleet.controller import Controller, Plan
 from evalops.fleet.guards import over_budget
@@ -63,6 +61,7 @@ class Request:
     hung_after_s: float = 1800.0
     on_hung: Literal["wait", "error"] = "wait"
     guards: Guards = field(default_factory=Guards)
+    queues: Literal["local", "estate"] = "local"
     quiet: bool = False
 
 
@@ -101,8 +100,14 @@ def start(
     arguments: dict[str, Any],
     models: list[Any],
     environment: dict[str, str],
+    shipped: dict[str, Any],
 ) -> Controller:
-    """A new fleet with its messages sent and its workers starting. `arguments` and `models` are encoded for the manifest."""
+    """A new fleet with its messages sent and its workers starting.
+
+    Args:
+        arguments, models: encoded for the manifest.
+        shipped: the manifest's fields about code, environment and secrets, as `shipping.ship` gives them.
+    """
     fleet_id = new_run_id()
     moment = now()
     manifest = Manifest(
@@ -112,14 +117,13 @@ def start(
         jobs=jobs,
         arguments=arguments,
         models=models,
-        submit_dir=".",
-        code_root=str(Path.cwd()),
         environment=environment,
-        versions=versions(),
         git=git_state(Path.cwd()),
         owner=settings.owner,
         work_dir=str(fleet_folder(fleet_id) / "work"),
+        **shipped,
     )
+    shipping.check_no_secret(manifest)
     control = Control(
         fleet_id=fleet_id,
         round=1,
@@ -136,9 +140,12 @@ def start(
     return _begin(settings, storage, request, manifest, control, etag, Ledger(jobs))
 
 
-def resume(settings: Settings, storage: Storage, request: Request, manifest: Manifest) -> Controller | None:
+def resume(
+    settings: Settings, storage: Storage, request: Request, manifest: Manifest, shipped: dict[str, Any]
+) -> Controller | None:
     """A new round of a run that has ended: what has not completed runs again. None when everything has completed.
 
+    `shipped`: the manifest's fields that change, as `shipping` gives them.
     A run that goes on without a controller is driven on instead; one whose queues are gone has ended without saying so.
     """
     stored = storage.get(layout.control(manifest.fleet_id))
@@ -172,6 +179,8 @@ def resume(settings: Settings, storage: Storage, request: Request, manifest: Man
             "guards": request.guards,
         }
     )
+    manifest = manifest.model_copy(update=shipped)
+    storage.put(layout.manifest(manifest.fleet_id), manifest.to_bytes())
     etag = storage.replace(layout.control(manifest.fleet_id), control.to_bytes(), stored.etag)
     return _begin(settings, storage, request, manifest, control, etag, ledger)
 
@@ -252,7 +261,7 @@ def _begin(
     ledger: Ledger,
 ) -> Controller:
     """Take a lane, write `fleet_start`, send what is open, start the workers."""
-    lane = _embedded_lane(settings, storage, manifest, control)
+    lane = _lane(settings, storage, request, manifest, control)
     controller = _controller(settings, storage, request, manifest, control, etag, ledger, lane)
     for event in controller.stream.restore():
         controller.watch.replay(event)
@@ -290,6 +299,23 @@ def _controller(
         view=ProgressLine(quiet=request.quiet),
         plan=Plan(workers=request.workers),
     )
+
+
+def _lane(settings: Settings, storage: Storage, request: Request, manifest: Manifest, control: Control) -> Lane:
+    """The fleet's queues: one of the estate's lanes, or a lane of this machine for this fleet alone."""
+    if request.queues == "local":
+        return _embedded_lane(settings, storage, manifest, control)
+    try:
+        return lanes.take(
+            storage,
+            manifest.fleet_id,
+            manifest.owner,
+            control.deadline,
+            lambda lane: close_abandoned(settings, storage, lane),
+        )
+    except lanes.NoLane as error:
+        storage.put(layout.control(manifest.fleet_id), control.model_copy(update={"state": "ended"}).to_bytes())
+        fail(f"{error}; wait for one to end, or stop one with ct fleet stop")
 
 
 def _embedded_lane(settings: Settings, storage: Storage, manifest: Manifest, control: Control) -> Lane:
@@ -373,17 +399,6 @@ def _is_dead(controller: str) -> bool:
     """Whether a controller of this machine has gone; of another machine nothing is known."""
     host, _, pid = controller.rpartition(":")
     return host == socket.gethostname() and pid.isdigit() and not Path(f"/proc/{pid}").exists()
-
-
-def versions() -> dict[str, str]:
-    """What a run was submitted with, for whoever wants to repeat it."""
-    found = {"python": platform.python_version()}
-    for package in ("inspect-ai", "inspect-fleet", "inspect-evals"):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:

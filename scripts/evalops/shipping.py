@@ -1,0 +1,151 @@
+"""What a run takes with it to its workers: its code, the packages it needs, the names of its secrets, and with what it was planned.
+
+Called by the commands that submit a run: `prepare` before anything is planned, `ship` when the root is known to be usable. Both end
+with one sentence when something is missing; what they return goes into the manifest.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from evalops import code, locks, wheel
+from evalops.settings import file_secrets
+from evalops.ui import fail
+from evalworker import credentials, redact
+from evalworker.contract.documents import Manifest
+from evalworker.contract.jsonio import canonical
+from evalworker.storage import Storage
+
+Backend = Literal["local", "ec2", "batch"]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user asked for.
+
+    Attributes:
+        packages: `--package`, requirements as pip takes them. secrets: `--secret`, names.
+        require_clean: refuse a tree that nobody could bring back. ship_code: pack the code although workers run on this machine.
+    """
+
+    packages: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    require_clean: bool = False
+    ship_code: bool = False
+
+
+@dataclass(frozen=True)
+class Luggage:
+    """What is known before planning.
+
+    Attributes:
+        tree: the submit directory's tree. path: its directories from which modules are imported, relative to its root.
+        secrets: names of the secrets that the run will have.
+    """
+
+    tree: code.Tree
+    path: list[str]
+    secrets: list[str]
+
+    @property
+    def import_path(self) -> list[str]:
+        """From where tasks are imported here, as jobs do it there; the submit directory first."""
+        return [str((self.tree.root / folder).resolve()) for folder in (self.tree.submit_dir, *self.path)]
+
+
+def prepare(wishes: Wishes, backend: Backend, estate: str, folder: Path) -> Luggage:
+    """Check what can be checked before the tasks are loaded."""
+    for package in wishes.packages:
+        if re.search(r"https?://[^/@\s]+@", package):
+            fail("--package: the URL holds a credential, and requirements are stored with the run: leave it out")
+    tree = code.tree_of(folder)
+    if wishes.require_clean:
+        locks.check_clean(tree)
+    return Luggage(tree, code.python_path(tree, sys.path), secrets(wishes, backend, estate))
+
+
+def secrets(wishes: Wishes, backend: Backend, estate: str) -> list[str]:
+    """The names of the secrets that jobs will have: those asked for, and those of known providers and of `.env` that are there."""
+    for name in wishes.secrets:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            fail("--secret takes the name of an environment variable, never its value")
+    known = list(dict.fromkeys([*wishes.secrets, *redact.PROVIDER_SECRETS, *file_secrets()]))
+    if backend == "local":
+        found = {name: os.environ[name] for name in known if os.environ.get(name)}
+    else:
+        found = credentials.from_ssm(known, estate)
+    redact.learn(found)
+    for name in wishes.secrets:
+        if name not in found and backend == "local":
+            fail(f"--secret {name}: there is no such variable in the environment or in .env")
+        if name not in found:
+            key = credentials.parameter(name, estate)
+            fail(f"--secret {name}: there is no SSM parameter {key}: create it as a SecureString")
+    return sorted(found)
+
+
+def ship(wishes: Wishes, luggage: Luggage, backend: Backend, storage: Storage) -> dict[str, Any]:
+    """Store what workers fetch, and return the manifest's fields about code, environment and secrets."""
+    tree = luggage.tree
+    fields: dict[str, Any] = {
+        "code_root": str(tree.root),
+        "code": None,
+        "submit_dir": tree.submit_dir,
+        "python_path": luggage.path,
+        "worker": None,
+        "lock": None,
+        "requirements": [],
+        "secrets": luggage.secrets,
+        "versions": versions(),
+    }
+    packed = backend != "local" or wishes.ship_code
+    lock = locks.lock_of(tree) if packed else None
+    if packed:
+        fields |= {"code": code.ship(tree, storage), "lock": tree.relative(lock) if lock else None}
+    if lock is not None or wishes.packages:
+        fields["requirements"] = locks.pin(list(wishes.packages), lock)
+    if packed or wishes.packages:
+        fields["worker"] = wheel.ship(storage)
+    return fields
+
+
+def versions() -> dict[str, str]:
+    """With what a run was planned: Python, the main packages, and `environment`, a hash of all packages' names and versions."""
+    found = {"python": platform.python_version()}
+    found |= {name: version for name in locks.MAIN_PACKAGES if (version := locks.installed(name)) is not None}
+    everything = sorted({f"{each.metadata['Name']}=={each.version}" for each in importlib.metadata.distributions()})
+    found["environment"] = hashlib.sha256(canonical(everything).encode()).hexdigest()[:16]
+    return found
+
+
+def check_versions(manifest: Manifest, *, force: bool) -> None:
+    """Refuse to resume under another Inspect: finished work might look new, and halves of one run would not be comparable."""
+    theirs, ours = manifest.versions.get("inspect-ai"), locks.installed("inspect-ai")
+    if theirs is not None and theirs != ours and not force:
+        fail(
+            f"the run {manifest.fleet_id} was started with Inspect {theirs} and this is {ours}: "
+            f"install inspect-ai=={theirs}, or add --force"
+        )
+
+
+def check_no_secret(manifest: Manifest) -> None:
+    """Refuse what the user typed if it holds the value of a secret, because it would be stored with the run."""
+    typed = [manifest.arguments, manifest.models, manifest.environment, manifest.requirements]
+    typed += [job.task_args for job in manifest.jobs]
+    name = redact.find_in(typed)
+    if name is not None:
+        fail(
+            f"an option holds the value of {name}, and options are stored with the run: "
+            "let the task or the model read it from the environment"
+        )
+
+
+def same_code(luggage: Luggage, manifest: Manifest) -> dict[str, Any]:
+    """The fields that a resume changes when it leaves the code as it was."""
+    return {"secrets": sorted({*manifest.secrets, *luggage.secrets})}
