@@ -82,8 +82,8 @@ variable "instance_profile" {
 
 variable "user_data" {
   type        = string
-  description = "First commands of the machine that is built on, as session_manager needs them."
-  default     = ""
+  description = "First commands of the machine that is built on: it ends by itself if nobody ends it."
+  default     = "#!/bin/sh\nshutdown -P +180\n"
 }
 
 variable "build_id" {
@@ -107,7 +107,7 @@ variable "image_tags" {
 variable "payload" {
   type        = string
   description = "Archive of the files that the image is made from."
-  default     = "payload.tar.gz"
+  default     = "/dev/null"
 }
 
 variable "scripts" {
@@ -134,6 +134,12 @@ variable "poll_seconds" {
   default     = 15
 }
 
+variable "endpoint" {
+  type        = string
+  description = "Where EC2 is reached, as the AWS tools are told; empty: the region's own address."
+  default     = env("AWS_ENDPOINT_URL_EC2")
+}
+
 locals {
   run_tags = {
     "Name"                = "inspect-fleet-build-${var.build_id}"
@@ -144,9 +150,10 @@ locals {
 }
 
 source "amazon-ebs" "worker" {
-  region        = var.region
-  instance_type = var.instance_type
-  subnet_id     = var.subnet_id
+  region              = var.region
+  custom_endpoint_ec2 = var.endpoint
+  instance_type       = var.instance_type
+  subnet_id           = var.subnet_id
 
   source_ami_filter {
     owners      = [var.debian_owner]
@@ -161,6 +168,7 @@ source "amazon-ebs" "worker" {
   }
 
   ssh_username                          = "admin"
+  temporary_key_pair_name               = "packer_inspect-fleet-${var.build_id}"
   ssh_interface                         = var.ssh_interface
   ssh_timeout                           = "10m"
   temporary_security_group_source_cidrs = var.ssh_from
@@ -170,8 +178,6 @@ source "amazon-ebs" "worker" {
 
   ami_name        = var.ami_name
   ami_description = "Inspect Fleet worker"
-  encrypt_boot    = true
-  kms_key_id      = var.kms_key_id
   ena_support     = true
 
   launch_block_device_mappings {
@@ -180,6 +186,8 @@ source "amazon-ebs" "worker" {
     volume_size           = var.volume_gb
     iops                  = 3000
     throughput            = 250
+    encrypted             = true # so are the snapshot and the image, without another copy of it
+    kms_key_id            = var.kms_key_id
     delete_on_termination = true
   }
 

@@ -4,9 +4,9 @@
 . "${FLEET_SOURCE:-/tmp/inspect-fleet}/packer/provision/lib.sh"
 
 # Numbers that no image's own users have: the metadata rule knows the group by its number, also inside containers.
-getent group inspect-fleet >/dev/null || groupadd --gid 61913 inspect-fleet
+getent group inspect-fleet >/dev/null || groupadd --gid 58913 inspect-fleet
 id -u inspect-fleet >/dev/null 2>&1 ||
-    useradd --uid 61913 --gid inspect-fleet --create-home --home-dir /home/inspect-fleet --shell /usr/sbin/nologin inspect-fleet
+    useradd --uid 58913 --gid inspect-fleet --create-home --home-dir /home/inspect-fleet --shell /usr/sbin/nologin inspect-fleet
 usermod --append --groups docker inspect-fleet
 
 install -d -m 755 /etc/inspect-fleet "$FLEET_HOME" /var/log/inspect-fleet
@@ -18,5 +18,5 @@ install -D -m 644 "$files/sysctl.conf" /etc/sysctl.d/60-inspect-fleet.conf
 install -m 644 "$files/metadata.nft" /etc/inspect-fleet/metadata.nft
 if booted; then
     sysctl --quiet --load /etc/sysctl.d/60-inspect-fleet.conf || say "some kernel limits cannot be set here; they are set at boot"
+    nft --check --file /etc/inspect-fleet/metadata.nft || die "the rules that close the metadata service are not accepted"
 fi
-nft --check --file /etc/inspect-fleet/metadata.nft || die "the rules that close the metadata service are not accepted"

@@ -21,6 +21,9 @@ fi
 try 3 "$uv_home/venv/bin/uv" sync --quiet --frozen --no-dev --no-editable "${leave_out[@]}" ||
     die "the Python packages of uv.lock could not be installed"
 
+# Runs bring environments of their own, which the worker installs.
+install -m 755 "$uv_home/venv/bin/uv" /usr/local/bin/uv
+
 # Tests of the packages themselves are never run on a worker.
 find "$FLEET_HOME/venv" -depth -type d \( -path '*/numpy/*/tests' -o -path '*/pandas/tests' -o -path '*/pyarrow/tests' -o -path '*/networkx/*/tests' \) -exec rm -rf {} +
 "$FLEET_HOME/venv/bin/python" -c 'import boto3, inspect_ai' || die "the installed environment does not import"

@@ -5,13 +5,13 @@ give equal hashes and Docker's layer cache holds. Only files that git sees go in
 """
 
 import base64
+import gzip
 import hashlib
 import io
 import json
 import subprocess
 import tarfile
 import tomllib
-import zipfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -142,8 +142,6 @@ def archive(root: Path, more: dict[str, bytes] | None = None) -> bytes:
 
 def compressed(tar: bytes) -> bytes:
     """The archive as .tar.gz, without a time in its header."""
-    import gzip
-
     return gzip.compress(tar, compresslevel=6, mtime=0)
 
 
@@ -158,23 +156,6 @@ def boot_script(root: Path) -> bytes:
     script = (root / "worker" / "boot.sh").read_text()
     tar = compressed(archive(root, {"image.env": image_env(fingerprint(root))}))
     return f"{script}{PAYLOAD_MARK}\n".encode() + base64.encodebytes(tar)
-
-
-def worker_wheel(root: Path) -> tuple[str, bytes]:
-    """(digest, content) of this checkout's `evalworker` as a wheel, stored under `layout.wheel(digest)`.
-
-    Workers whose own package has another digest put it before theirs. It carries no dependencies: those are the image's.
-    """
-    sources = {
-        path.relative_to("worker").as_posix(): (root / path).read_bytes()
-        for path in files(root)
-        if path.parts[:2] == ("worker", "evalworker")
-    }
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as wheel:
-        for name, content in sorted(sources.items()):
-            wheel.writestr(zipfile.ZipInfo(name), content)
-    return digest(sources), buffer.getvalue()
 
 
 def registry_auth(text: str | None) -> bytes:
