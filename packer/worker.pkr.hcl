@@ -228,6 +228,7 @@ build {
   provisioner "shell" {
     execute_command = "sudo -n env {{ .Vars }} bash {{ .Path }}"
 
+    # The emulator of the embedded default serves the operator's machine.
     environment_vars = ["FLEET_WITHOUT=ministack"]
 
     scripts = [

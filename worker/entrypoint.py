@@ -28,7 +28,8 @@ NO_DOCKER = 69
 
 def say(text: str) -> None:
     """One line for whoever reads the container's log."""
-    print(f"inspect-fleet: {text}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"inspect-fleet: {text}\n")
+    sys.stderr.flush()
 
 
 def privileged() -> bool:
@@ -94,7 +95,7 @@ def start_dockerd() -> subprocess.Popen[bytes] | None:
         time.sleep(0.1)
     say(f"the Docker engine {reason}; the end of its log:")
     for line in DOCKERD_LOG.read_text(errors="replace").splitlines()[-30:]:
-        print(f"  {line}", file=sys.stderr)
+        sys.stderr.write(f"  {line}\n")
     stop(engine)
     return None
 
@@ -112,7 +113,8 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 def run(command: list[str], in_group: bool) -> int:
     """Run the command as a child, pass on signals, reap orphans as PID 1 must; its exit status, 128+N for signal N."""
     group = grp.getgrnam(GROUP).gr_gid if in_group else None
-    child = subprocess.Popen(command, group=group)
+    # A shell in the background starts us with SIGINT ignored, and the command would never see Ctrl-C.
+    child = subprocess.Popen(command, group=group, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     told = []
 
     def on_term(*_: object) -> None:

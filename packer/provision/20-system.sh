@@ -17,6 +17,6 @@ install -D -m 644 "$files/daemon.json" /etc/docker/daemon.json
 install -D -m 644 "$files/sysctl.conf" /etc/sysctl.d/60-inspect-fleet.conf
 install -m 644 "$files/metadata.nft" /etc/inspect-fleet/metadata.nft
 if booted; then
-    sysctl --quiet --load /etc/sysctl.d/60-inspect-fleet.conf || say "some kernel limits cannot be set here; they are set at boot"
+    sysctl --quiet --load /etc/sysctl.d/60-inspect-fleet.conf 2>/dev/null || say "some kernel limits cannot be set here; they are set at boot"
     nft --check --file /etc/inspect-fleet/metadata.nft || die "the rules that close the metadata service are not accepted"
 fi

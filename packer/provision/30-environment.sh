@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The worker's Python environment: exactly what uv.lock says, compiled to bytecode. FLEET_WITHOUT names packages to leave out.
+# The worker's Python environment: exactly what uv.lock says, compiled to bytecode. FLEET_WITHOUT names more packages to leave out.
 # shellcheck source=packer/provision/lib.sh
 . "${FLEET_SOURCE:-/tmp/inspect-fleet}/packer/provision/lib.sh"
 
@@ -13,7 +13,8 @@ try 3 "$uv_home/venv/bin/pip" install --quiet --disable-pip-version-check --no-c
 export UV_PROJECT_ENVIRONMENT=$FLEET_HOME/venv UV_PYTHON=/usr/bin/python3 UV_PYTHON_DOWNLOADS=never UV_SYSTEM_CERTS=1
 export UV_CACHE_DIR=$uv_home/cache UV_COMPILE_BYTECODE=1 UV_NO_PROGRESS=1 UV_LINK_MODE=copy
 leave_out=()
-for package in ${FLEET_WITHOUT:-}; do leave_out+=(--no-install-package "$package"); done
+# debugpy serves `inspect eval --debug` alone.
+for package in debugpy ${FLEET_WITHOUT:-}; do leave_out+=(--no-install-package "$package"); done
 cd "$FLEET_SOURCE"
 if [ "${1:-all}" = dependencies ]; then
     leave_out+=(--no-install-project)

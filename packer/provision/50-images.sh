@@ -38,6 +38,7 @@ if [ -d "$projects" ]; then
     for project in "$projects"/*/; do
         name=$(cat "$project/name.txt")
         say "building the sandbox of $name"
+        mkdir "$project/files" && tar -xf "$project/files.tar" -C "$project/files"
         (cd "$project/files" && timeout 3600 docker compose --file "$(cat ../compose.txt)" --project-name inspect-fleet-bake build </dev/null) ||
             die "the sandbox images of $name cannot be built"
         # What the Compose file only names is pulled now as well.

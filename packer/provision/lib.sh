@@ -20,9 +20,17 @@ die() {
 # Whether a systemd is there to be told, rather than a container's build.
 booted() { [ -d /run/systemd/system ]; }
 
-# apt-get that waits for another one's lock (unattended upgrades at first boot), but not for ever.
+# apt-get that waits for another one's lock (unattended upgrades at first boot), but not for ever; it talks only when it fails.
 apt() {
-    apt-get -qq -o DPkg::Lock::Timeout=180 -o Acquire::Retries=3 -o Acquire::http::Timeout=20 "$@"
+    local log
+    log=$(mktemp)
+    if apt-get -qq -o DPkg::Lock::Timeout=180 -o Acquire::Retries=3 -o Acquire::http::Timeout=20 "$@" >"$log" 2>&1; then
+        rm -f "$log"
+    else
+        tail -n 12 "$log"
+        rm -f "$log"
+        return 1
+    fi
 }
 
 # try N COMMAND…: run it up to N times, with longer and longer pauses.

@@ -37,6 +37,7 @@ INTERNALS: dict[str, tuple[str, ...]] = {
     "inspect_ai._eval.evalset": ("GENERATE_CONFIG_FIELDS_TO_EXCLUDE",),
     "inspect_ai._eval.loader": ("load_file_tasks", "load_tasks", "resolve_task_sandbox"),
     "inspect_ai._sentinel._config": ("SentinelConfig",),
+    "inspect_ai._eval.task.util": ("task_run_dir",),
     "inspect_ai._util.config": ("parse_cli_args", "resolve_args"),
     "inspect_ai._util.error": ("PrerequisiteError",),
     "inspect_ai._util.registry": ("registry_lookup",),
@@ -444,7 +445,7 @@ def docker_sandboxes(tasks: list[str]) -> list[tuple[str, str | None]]:
     with _inspect_sentences():
         for task in _internal("inspect_ai._eval.loader", "load_tasks")(tasks):
             default = resolve(task, None)
-            folder = Path(default.config).parent if default and isinstance(default.config, str) else Path.cwd()
+            folder = Path(_internal("inspect_ai._eval.task.util", "task_run_dir")(task))
             for spec in [default, *(sample.sandbox for sample in task.dataset)]:
                 if spec is None or spec.type != "docker":
                     continue

@@ -176,7 +176,7 @@ def explain(result: packer.Result, remains: list[str]) -> str:
     if result.status > 128 and not result.interrupted:
         what = f"was killed by signal {result.status - 128}"
     text = f"the build {what} at: {result.step or 'the start'}"
-    lines = list(result.lines) or result.errors[-5:]
+    lines = [*result.lines, *result.errors[:5]]
     if lines:
         text += "\n" + "\n".join(f"    {line}" for line in lines)
     if remains:

@@ -31,6 +31,9 @@ MODERN = (1, 9, 0)
 MARK = "  # modern/options.hcl goes here\n"
 PR_SET_PDEATHSIG = 1
 
+FAILING = ("Provisioning step had errors", "Build 'amazon-ebs.worker' errored", "Cancelling build")
+"""How what Packer says of a failure begins."""
+
 
 @dataclass(frozen=True)
 class Packer:
@@ -94,6 +97,7 @@ class Result:
         lines: the last lines of that step.
         errors: what Packer itself calls errors.
         interrupted: whether we passed a signal on.
+        failing: whether it has begun to clean up: what follows is no step of the build any more.
     """
 
     status: int = 0
@@ -101,6 +105,7 @@ class Result:
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     errors: list[str] = field(default_factory=list)
     interrupted: bool = False
+    failing: bool = False
 
 
 def init(packer: Packer, folder: Path) -> None:
@@ -158,7 +163,7 @@ def _passing_on(process: "subprocess.Popen[str]", result: Result) -> Iterator[No
     def handler(_number: int, _frame: FrameType | None) -> None:
         nonlocal count
         count += 1
-        result.interrupted = True
+        result.interrupted = result.failing = True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGINT if count < 3 else signal.SIGKILL)
 
@@ -178,9 +183,7 @@ def _take(line: str, result: Result, show: Callable[[str], None]) -> None:
         if line.strip():
             result.lines.append(line)
         return
-    kind, data = parts[2], _plain(parts[3])
-    if kind == "error":
-        result.errors.append(data)
+    kind = parts[2]
     if kind != "ui":
         return
     level, _, text = parts[3].partition(",")
@@ -189,13 +192,16 @@ def _take(line: str, result: Result, show: Callable[[str], None]) -> None:
         if not said:
             continue
         script = re.search(r"Provisioning with shell script: (\S+)", said)
-        if script or (level == "say" and said):
+        if level == "error":
+            result.errors.append(said)
+            result.failing = True
+        elif result.failing or said.startswith(FAILING):
+            result.failing = True
+        elif script or level == "say":
             result.step = Path(script.group(1)).name if script else said.rstrip(".")
             result.lines.clear()
         else:
             result.lines.append(said)
-        if level == "error":
-            result.errors.append(said)
         show(said if level == "say" else f"    {said}")
 
 

@@ -130,7 +130,11 @@ def archive(root: Path, more: dict[str, bytes] | None = None) -> bytes:
     for path in files(root):
         mode = 0o755 if (root / path).stat().st_mode & 0o100 else 0o644
         entries[path.as_posix()] = ((root / path).read_bytes(), mode)
-    entries |= {name: (content, 0o644) for name, content in (more or {}).items()}
+    return tar_of(entries | {name: (content, 0o644) for name, content in (more or {}).items()})
+
+
+def tar_of(entries: dict[str, tuple[bytes, int]]) -> bytes:
+    """A tar of (content, mode) by name, without times and owners."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, (content, mode) in sorted(entries.items()):

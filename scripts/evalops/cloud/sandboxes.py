@@ -5,6 +5,7 @@ the result are files for the build machine, where `packer/provision/50-images.sh
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from evalops.cloud import payload
 from evalops.cloud.payload import CloudError
 
 FOLDER = "sandboxes"
@@ -53,8 +55,7 @@ def collect(tasks: list[str], images: Path | None) -> dict[str, bytes]:
         wanted += [service["image"] for service in services if service.get("image") and not service.get("build")]
         if any(service.get("build") for service in services):
             prefix = f"{FOLDER}/projects/{number:03d}"
-            content |= {f"{prefix}/files/{name}": data for name, data in _context(Path(config).parent, task).items()}
-            content[f"{prefix}/files/{compose_file}"] = yaml.safe_dump(compose).encode()
+            content[f"{prefix}/files.tar"] = _context(Path(config).parent, task, compose_file, compose)
             content[f"{prefix}/compose.txt"] = compose_file.encode()
             content[f"{prefix}/name.txt"] = task.encode()
     if wanted:
@@ -84,23 +85,27 @@ def _compose(config: Path) -> tuple[str, dict[str, Any]]:
     return config.name, compose
 
 
-def _context(folder: Path, task: str) -> dict[str, bytes]:
-    total, found = 0, {}
+def _context(folder: Path, task: str, compose_file: str, compose: dict[str, Any]) -> bytes:
+    """The folder of a sandbox as a tar, with modes (a program must stay one) and without times."""
+    total = 0
+    entries = {compose_file: (yaml.safe_dump(compose).encode(), 0o644)}
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts and ".git" not in path.parts:
-            total += path.stat().st_size
-            if total > MOST_BYTES:
-                raise CloudError(
-                    f"the sandbox of {task} is built in {folder}, which holds more than {MOST_BYTES // 10**6} MB: give its "
-                    "Dockerfile a folder of its own"
-                )
-            found[path.relative_to(folder).as_posix()] = path.read_bytes()
-    return found
+        name = path.relative_to(folder).as_posix()
+        if not path.is_file() or "__pycache__" in path.parts or ".git" in path.parts or name in entries:
+            continue
+        total += path.stat().st_size
+        if total > MOST_BYTES:
+            raise CloudError(
+                f"the sandbox of {task} is built in {folder}, which holds more than {MOST_BYTES // 10**6} MB: give its "
+                "Dockerfile a folder of its own"
+            )
+        entries[name] = (path.read_bytes(), 0o755 if path.stat().st_mode & 0o100 else 0o644)
+    return payload.tar_of(entries)
 
 
 def _load(tasks: list[str]) -> list[tuple[str, str | None]]:
     """(task, configuration file) of the tasks' Docker sandboxes, each configuration once."""
-    command = [sys.executable, "-P", "-m", "evalops.cloud.sandboxes", *tasks]
+    command = [sys.executable, "-P", "-m", "evalops.cloud.sandboxes", *map(_relative, tasks)]
     try:
         child = subprocess.run(command, capture_output=True, timeout=LOAD_S)
     except subprocess.TimeoutExpired:
@@ -110,6 +115,12 @@ def _load(tasks: list[str]) -> list[tuple[str, str | None]]:
         raise CloudError(f"--tasks: the tasks cannot be loaded: {last}")
     listed: list[tuple[str, str | None]] = [tuple(entry) for entry in json.loads(child.stdout.splitlines()[-1])]
     return listed
+
+
+def _relative(task: str) -> str:
+    """Inspect takes a task's file relative to the current directory alone."""
+    file, at, name = task.partition("@")
+    return (os.path.relpath(file) if Path(file).is_absolute() else file) + at + name
 
 
 def main() -> None:
