@@ -182,8 +182,11 @@ def changes_results(argument: str) -> bool:
     return argument in inspect_internals.generate_fields() and argument not in inspect_internals.transport_fields()
 
 
-def typed_arguments(ctx: click.Context) -> TypedArguments:
-    """What an `InspectCommand` was given for Inspect. Loads no task; raises click.UsageError with one sentence."""
+def typed_arguments(ctx: click.Context, *, resuming: bool = False) -> TypedArguments:
+    """What an `InspectCommand` was given for Inspect. Loads no task; raises click.UsageError with one sentence.
+
+    `resuming`: a run is named that has its own tasks and models, so neither need be given.
+    """
     in_process = bool(getattr(ctx.command, "in_process", False))
     params: dict[str, Any] = dict(ctx.meta[_META])
     tasks = collect_tasks(*(params.pop(name) for name in _TASK_PARAMS))
@@ -193,7 +196,7 @@ def typed_arguments(ctx: click.Context) -> TypedArguments:
         environment = _environment(params)
         params["model"] = ",".join(dict.fromkeys(split_names(params["model"]))) or None
         raw = inspect_internals.eval_set_arguments(params, tasks, sources)
-        models = _models(raw["model"])
+        models = [] if resuming and not tasks and raw["model"] is None else _models(raw["model"])
         arguments = _with_defaults(_compact(raw), params, sources, in_process)
         if not in_process:
             encode(arguments | {"models": models})

@@ -50,11 +50,12 @@ def thousands() -> Task:
 
 SAMPLES = 200
 JOBS = 6
-SHARED_S = 1
-"""`--log-shared`: the partial interval of these runs."""
-
+RUN = (
+    *("run", "eval", "sums.py", "--model", "scripted/good", "--model", "scripted/mixed", "-M", "latency=1", "--json"),
+    *("--max-workers", "2", "--concurrency-per-worker", "5", "--log-shared", "1"),
+)
 ALLOWED_S = 8.0
-"""How long before a kill a sample may have ended and still be run again: the interval, the agent's look, the upload, a busy machine."""
+"""How long before a kill a sample may have ended and still be run again: `--log-shared`, the agent's look, the upload, a busy machine."""
 
 VICTIMS = ("job", "server", "agent", "controller", "all")
 FINISH_S = 240.0
@@ -83,6 +84,7 @@ class Storm:
     killed: list[tuple[float, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._any_time = False
         self.random = random.Random(self.seed)
         (self.folder / "sums.py").write_text(TASK)
 
@@ -90,26 +92,7 @@ class Storm:
 
     def run(self) -> None:
         """Start, kill, attach until it ends, and check."""
-        self._start(
-            [
-                "run",
-                "eval",
-                "sums.py",
-                "--model",
-                "scripted/good",
-                "--model",
-                "scripted/mixed",
-                "-M",
-                "latency=1",
-                "--max-workers",
-                "2",
-                "--concurrency-per-worker",
-                "5",
-                "--log-shared",
-                str(SHARED_S),
-                "--json",
-            ]
-        )
+        self.start_run()
         try:
             for _ in range(self.kills):
                 time.sleep(self.random.uniform(0.5, 3.0))
@@ -125,10 +108,29 @@ class Storm:
         finally:
             self.clean()
 
+    def start_run(self, *more: str) -> None:
+        """Submit the run; returns when it has started."""
+        self._start([*RUN, *more])
+
+    def command(self, *words: str) -> list[str]:
+        """A command line of `ct`."""
+        return [sys.executable, "-P", "-m", "evalops", "ct", *words]
+
+    def in_folder(self, *, capture: bool = True) -> dict[str, Any]:
+        """How commands beside the controller are started."""
+        common: dict[str, Any] = {"cwd": self.folder, "env": self.environment, "stdin": subprocess.DEVNULL}
+        if capture:
+            return common | {"capture_output": True, "text": True}
+        return common | {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+
+    def make_bucket(self) -> None:
+        """The run's root."""
+        self._s3().create_bucket(Bucket=self.environment["S3_BUCKET_NAME"])
+
     def _start(self, words: list[str]) -> None:
         log = (self.folder / "controller.log").open("ab")
         self.controller = subprocess.Popen(
-            [sys.executable, "-P", "-m", "evalops", "ct", *words],
+            self.command(*words),
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -188,8 +190,9 @@ class Storm:
 
     # Checking
 
-    def verify(self) -> None:
-        """All that must hold after the end."""
+    def verify(self, *, redone_any_time: bool = False) -> None:
+        """All that must hold after the end. `redone_any_time`: samples may have been run twice without a kill close by."""
+        self._any_time = redone_any_time
         events = [json.loads(line) for line in self._live().splitlines()]
         check([event["seq"] for event in events] == list(range(1, len(events) + 1)), "the sequence has gaps")
         check(self._live() == self._stored(), "events.jsonl differs from its segments")
@@ -225,6 +228,8 @@ class Storm:
         """A sample is run again only if it ended shortly before a kill: older ones were in a partial log."""
         from datetime import datetime
 
+        if self._any_time:
+            return
         ended = datetime.fromisoformat(first["ts"]).timestamp()
         later = [moment - ended for moment, _ in self.killed if moment >= ended - 2]
         check(
@@ -263,8 +268,15 @@ class Storm:
         return (self.folder / "logs/fleet" / self.fleet_id / "events.jsonl").read_text()
 
     def _stored(self) -> str:
+        return self._segments(self.fleet_id)
+
+    def stored_events(self, fleet_id: str) -> list[dict[str, Any]]:
+        """A fleet's events as its segments hold them."""
+        return [json.loads(line) for line in self._segments(fleet_id).splitlines()]
+
+    def _segments(self, fleet_id: str) -> str:
         store, bucket = self._s3(), self.environment["S3_BUCKET_NAME"]
-        pages = store.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{self.fleet_id}/events/")
+        pages = store.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{fleet_id}/events/")
         keys = sorted(item["Key"] for page in pages for item in page.get("Contents", []))
         return "".join(store.get_object(Bucket=bucket, Key=key)["Body"].read().decode() for key in keys)
 
@@ -342,7 +354,7 @@ def main(seeds: int, first: int = 1) -> int:
             bucket = f"chaos-{seed}"
             with tempfile.TemporaryDirectory(prefix=f"storm-{seed}-") as folder:
                 storm = Storm(seed, Path(folder), storm_environment(endpoint, bucket))
-                storm._s3().create_bucket(Bucket=bucket)
+                storm.make_bucket()
                 started = time.monotonic()
                 try:
                     storm.run()

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from evalworker import agent as module
-from evalworker.agent import Agent, share_of
+from evalworker.agent import Agent, adapted, share_of
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Limits, Manifest
 from evalworker.contract.failures import Category
-from evalworker.contract.messages import Job, read_from_worker
+from evalworker.contract.messages import Hung, Job, read_from_worker
 from evalworker.contract.wire import now
+from evalworker.job import JobLook
 from evalworker.queues import Received
 from evalworker.storage import LocalStorage
 from evalworker.worker import Config
@@ -62,12 +63,14 @@ class FakeAttempt:
 
     made: list["FakeAttempt"] = []
     process = None
+    category: Category | None = None
+    waiting_for = "t with scripted/good: its samples"
 
     def __init__(self, worker: Any, received: Received, message: Job, spec: JobSpec, manifest: Manifest) -> None:
         self.received, self.message, self.spec = received, message, spec
         self.shares: list[int] = []
         self.interrupted: list[Category] = []
-        self.heard = SimpleNamespace(rate_limited=0)
+        self.heard = SimpleNamespace(look=JobLook(rate_limited=2))
         self.over = threading.Event()
         FakeAttempt.made.append(self)
 
@@ -271,10 +274,63 @@ def test_a_draining_agent_finishes_what_runs_and_takes_nothing(agent: Agent, sto
 def test_when_nobody_counts_the_money_no_job_is_taken(
     agent: Agent, store: LocalStorage, budgeted: bool, takes: bool
 ) -> None:
-    silent = now() - timedelta(seconds=module.CONTROLLER_SILENT_S + 1)
+    silent = now() - timedelta(seconds=Limits().controller_silent_s + 1)
     store.put(layout.control(FLEET), control(budgeted=budgeted, beat=silent).to_bytes())
     agent._read_control()
     assert agent._may_take() is takes
+    agent._begin(received(JOBS[0], "came with the last long poll"))
+    assert [bool(agent._running), bool(jobs_queue().extended)] == [takes, not takes]
+
+
+def test_without_disk_no_job_is_taken_and_it_is_said_once(agent: Agent, store: LocalStorage) -> None:
+    limits = control().limits.model_copy(update={"disk_free_min": 10**18})
+    store.put(layout.control(FLEET), control(limits=limits).to_bytes())
+    agent._read_control()
+    assert [agent._may_take(), agent._may_take()] == [False, False]
+    until(lambda: FakeQueue.made["events"].sent, "the warning")
+    agent.worker.poster.close(PATIENCE_S)
+    (said,) = [read_from_worker(body) for body in FakeQueue.made["events"].sent]
+    assert (said.type, "takes no more jobs" in getattr(said, "text", "")) == ("warning", True)
+
+
+@pytest.mark.parametrize(
+    ("before", "ended_with", "after"),
+    [
+        (10, Category.RATE_LIMIT, 5),
+        (5, Category.RATE_LIMIT, 2),
+        (1, Category.RATE_LIMIT, 1),
+        (5, None, 6),
+        (10, None, 10),
+        (5, Category.TASK_ERROR, 5),
+    ],
+)
+def test_samples_in_flight_after_an_attempt(before: int, ended_with: Category | None, after: int) -> None:
+    assert adapted(before, 10, ended_with) == after
+
+
+def test_a_rate_limit_lowers_this_workers_samples_until_attempts_complete(agent: Agent) -> None:
+    for n, (category, share) in enumerate([(Category.RATE_LIMIT, 10), (None, 5), (None, 6), (None, 7)]):
+        agent._begin(received(JOBS[0], f"r{n}", attempt=n + 1))
+        attempt = FakeAttempt.made[-1]
+        assert attempt.shares == [share]
+        attempt.category = category
+        attempt.over.set()
+        until(lambda: not agent._running, "the attempt has ended")
+
+
+def test_a_heartbeat_says_what_runs_and_what_it_is_in(agent: Agent) -> None:
+    agent._begin(received(JOBS[0], "r0"))
+    agent._begin(received(JOBS[1], "r1"))
+    hung = [Hung(job_id=JOBS[0], attempt=1, sample_id=n, epoch=1, quiet_s=9, activity="a call") for n in range(30)]
+    agent.worker.hung.extend(hung)
+    beat = agent._heartbeat()
+    assert beat.running == JOBS[:2]
+    assert (beat.rate_limited, len(beat.hung), beat.waits) == (
+        4,
+        module.MOST_HUNG,
+        dict.fromkeys(JOBS[:2], FakeAttempt.waiting_for),
+    )
+    assert beat.hung + agent._heartbeat().hung == hung  # each is named once
 
 
 def test_no_more_jobs_than_slots(agent: Agent) -> None:

@@ -17,7 +17,7 @@ from evalworker.contract import events, failures
 ROOT = Path(__file__).resolve().parents[2]
 
 PRIVATE = re.compile(
-    r"(?<![\w.}>)$*-])/(?:home|Users|work|mnt|media|scratch)/[A-Za-z0-9_.-]"  # someone's own directories
+    r"(?<![\w.}>)$*-])/(?:home|Users|work|mnt|media|scratch)/(?!(?:me|ec2-user|admin)/)[A-Za-z0-9_.-]"  # own directories
     r"|\b[A-Z]:\\Users\\"
 )
 PUBLIC_REGISTRIES = {"https://pypi.org/simple"}
@@ -179,6 +179,7 @@ def test_nothing_names_a_private_machine() -> None:
     [
         ("see /" + "home/someone/notes", True),
         ("cd /" + "Users/someone", True),
+        ("/home/me/code", False),
         ("https://example.com/home/page", False),
         ("{folder}/work/x", False),
         ("cidr 10.0.0.0/16 and 127.0.0.1:4566", False),

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from evalworker import aws, code, containers, credentials, notice, redact
+from evalworker import aws, boot, code, containers, credentials, notice, redact
 from evalworker.attempt import Attempt
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, Lane, Limits, Manifest
@@ -103,6 +103,7 @@ class Agent:
         (self.config.work / "online").touch()  # boot.sh asks: has this worker ever come up?
         if self.config.imds or self.config.lifecycle == "spot":
             notice.watch(self.leave, self._log.line)
+        self._compare_versions()
         for target in (self._receive, self._duties, self._partials):
             threading.Thread(target=self._guarded, args=(target,), daemon=True, name=target.__name__).start()
         while self._leaving is None:
@@ -141,6 +142,7 @@ class Agent:
             attempt.save_partial()
         with self._changed:
             self._changed.wait_for(lambda: not self._running, AFTER_KILL_S)
+        self.worker.launcher.close()
         self.worker.keeper.stop()
         identity = {"fleet_id": self.config.fleet_id, "instance_id": self.config.instance_id, "ts": now()}
         self._post(WorkerDraining(**identity, reason=reason, handed_over=self.worker.handed_over), urgent=True)
@@ -271,10 +273,11 @@ class Agent:
                     self.leave("drained")
                 elif time.monotonic() - self._idle_since > self.limits.idle_s:
                     self.leave("idle")
-            if time.monotonic() - last_beat >= self.limits.heartbeat_s:
+            if self.worker.news.is_set() or time.monotonic() - last_beat >= self.limits.heartbeat_s:
+                self.worker.news.clear()
                 last_beat = time.monotonic()
                 self._post(self._heartbeat())
-            time.sleep(self.limits.control_s)
+            self.worker.news.wait(self.limits.control_s)
 
     def _read_control(self) -> None:
         try:
@@ -318,11 +321,19 @@ class Agent:
             instance_type=self.config.instance_type,
             lifecycle=self.config.lifecycle,
             slots=self.slots,
+            versions=boot.versions(),
         )
+
+    def _compare_versions(self) -> None:
+        """Say it when the samples will run under another Inspect than the run was planned with."""
+        planned, here = self.manifest.versions.get("inspect-ai"), boot.versions().get("inspect-ai")
+        if planned != here and planned is not None and self.manifest.lock is None:
+            self.worker.warn(f"{self.config.instance_id} runs Inspect {here}, the run was planned with {planned}")
 
     def _heartbeat(self) -> Heartbeat:
         with self._changed:
             running = list(self._running.values())
+        hung = self.worker.hung
         return Heartbeat(
             fleet_id=self.config.fleet_id,
             instance_id=self.config.instance_id,
@@ -333,7 +344,7 @@ class Agent:
             memory_free=memory_free(),
             rate_limited=sum(attempt.heard.look.rate_limited for attempt in running),
             waits={attempt.spec.job_id: attempt.waiting_for for attempt in running},
-            hung=[hung for attempt in running for hung in attempt.heard.look.hung][:MOST_HUNG],
+            hung=[hung.popleft() for _ in range(min(MOST_HUNG, len(hung)))],
         )
 
 

@@ -48,6 +48,7 @@ class _Heard:
     end: job.JobEnd | None = None
     printed: int = 0
     look: job.JobLook = field(default_factory=job.JobLook)
+    hung: set[tuple[str, int, bool]] = field(default_factory=set)
 
 
 class Attempt:
@@ -258,8 +259,18 @@ class Attempt:
         elif kind == job.END:
             self.heard.end = job.JobEnd.model_validate_json(rest)
         elif kind == job.LOOK:
-            self.heard.look = job.JobLook.model_validate_json(rest)
+            self._looked(job.JobLook.model_validate_json(rest))
         return True
+
+    def _looked(self, look: job.JobLook) -> None:
+        """Keep what the job is in; a sample that is newly hung, or newly ended for it, is told at once."""
+        self.heard.look = look
+        for hung in look.hung:
+            identity = (repr(hung.sample_id), hung.epoch, hung.ended)
+            if identity not in self.heard.hung:
+                self.heard.hung.add(identity)
+                self.worker.hung.append(hung)
+                self.worker.news.set()
 
     def _take_output(self, process: JobProcess) -> bool:
         try:

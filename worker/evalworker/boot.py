@@ -4,7 +4,10 @@ What is installed on a machine (or baked into its image) only has to be able to 
 arguments and its supervisor stay. Afterwards everything is consistent: fork server and jobs are started by that Python.
 """
 
+import contextlib
+import importlib.metadata
 import os
+import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +47,14 @@ def settle(storage: Storage, fleet_id: str, work: Path, argv: list[str], log: Ca
     log(f"starting again with evalworker {manifest.worker} (installed: {own}) and {python or sys.executable}")
     command = [str(python or sys.executable), "-P", "-m", "evalworker", *argv]
     os.execve(command[0], command, _with_place(dict(os.environ), str(place)))  # noqa: S606 - arguments of our own
+
+
+def versions() -> dict[str, str]:
+    """With what this process runs: Python, Inspect, and the fingerprint of its `evalworker`."""
+    found = {"python": platform.python_version(), "evalworker": wheel.digest()}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found["inspect-ai"] = importlib.metadata.version("inspect-ai")
+    return found
 
 
 def _with_place(variables: dict[str, str], place: str) -> dict[str, str]:

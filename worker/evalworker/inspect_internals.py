@@ -44,6 +44,7 @@ INTERNALS: dict[str, tuple[str, ...]] = {
     "inspect_ai.log._samples": ("active_samples",),
     "inspect_ai.approval._policy": ("ApprovalPolicyConfig",),
     "inspect_ai.model._generate_config": ("GenerateConfigArgs",),
+    "inspect_ai.model._model": ("sample_model_usage",),
     "inspect_ai.model._model_info": ("_get_model_info_direct",),
     "inspect_ai.review._policy": ("ReviewPolicyConfig",),
     "inspect_ai.scorer._reducer": ("reducer_log_name",),
@@ -338,6 +339,11 @@ def set_sample_limit(n: int) -> int:
         else:
             limiter.limit = n
     return len(limiters)
+
+
+def usage_so_far() -> dict[str, Any]:
+    """The running sample's `ModelUsage` by model, of this try of it alone. For hooks that run inside of a sample."""
+    return dict(_internal("inspect_ai.model._model", "sample_model_usage")())
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ TEXT_LIMIT = 120
 
 @dataclass
 class Quiet:
-    """How long nothing has happened in one sample. Times are seconds of a monotonic clock."""
+    """How long nothing has happened in one sample. Times are seconds in which the event loop answered."""
 
     seen: tuple[int, ...]
     since: float
@@ -87,6 +87,33 @@ def phrase(samples: list[LiveSample], now: float) -> str:
     return f"{count}, the oldest, {shown_id(oldest.id)!r}, for {age:.0f} s, in {oldest.activity[:TEXT_LIMIT]}"
 
 
+class Pulse:
+    """Whether the event loop answers. A solver that blocks it makes all samples quiet, and none of them is to blame for that.
+
+    Attributes:
+        awake_s: seconds in which it did: the clock by which samples are hung.
+    """
+
+    def __init__(self, at: float) -> None:
+        self.awake_s = 0.0
+        self._at = at
+        self._answered = threading.Event()
+        self._answered.set()
+
+    def answer(self) -> None:
+        """The loop answers, or another one has taken its place."""
+        self._answered.set()
+
+    def feel(self, at: float, ask: Callable[[Callable[[], None]], object]) -> bool:
+        """Whether the last question was answered; asks the next one. `ask` calls back from the loop."""
+        answered, elapsed, self._at = self._answered.is_set(), at - self._at, at
+        if answered:
+            self.awake_s += elapsed
+            self._answered.clear()
+            ask(self.answer)
+        return answered
+
+
 class Lookout:
     """The thread. Use as a context manager around the eval."""
 
@@ -102,6 +129,8 @@ class Lookout:
         self._on_hung = on_hung
         self._quiet = QuietSamples(streaming.origin.job_id, streaming.origin.attempt, hung_after_s)
         self._over = threading.Event()
+        self._pulse = Pulse(time.monotonic())
+        self._loop = streaming.loop
         self._said = JobLook()
 
     def __enter__(self) -> "Lookout":
@@ -117,15 +146,19 @@ class Lookout:
                 self._look()
 
     def _look(self) -> None:
-        samples, at = inspect_internals.live_samples(), time.monotonic()
-        hung = self._quiet.look(samples, at)[:MOST_HUNG]
+        if self._streaming.loop is not self._loop:
+            self._loop = self._streaming.loop
+            self._pulse.answer()
+        answers = self._pulse.feel(time.monotonic(), self._in_loop)
+        samples, at = inspect_internals.live_samples(), self._pulse.awake_s
+        hung = self._quiet.look(samples, at)
         if self._on_hung == "error":
             for sample, quiet in hung:
                 self._end(sample, quiet)
         look = JobLook(
             rate_limited=self._streaming.rate_limited,
-            wait=phrase(samples, time.time()),
-            hung=[self._quiet.message(sample, quiet, at) for sample, quiet in hung],
+            wait=phrase(samples, time.time()) + ("" if answers else "; its event loop is blocked"),
+            hung=[self._quiet.message(sample, quiet, at) for sample, quiet in hung[:MOST_HUNG]],
         )
         if look != self._said and not self._over.is_set():
             self._said = look
@@ -133,7 +166,13 @@ class Lookout:
 
     def _end(self, sample: LiveSample, quiet: Quiet) -> None:
         """Let Inspect end the sample with an error, once; its own rules for errors then apply."""
-        loop = self._streaming.loop
-        if loop is not None and not quiet.ended:
-            loop.call_soon_threadsafe(inspect_internals.end_sample, sample.key)
+        if self._loop is not None and not quiet.ended:
+            self._in_loop(lambda: inspect_internals.end_sample(sample.key))
             quiet.ended = True
+
+    def _in_loop(self, call: Callable[[], None]) -> None:
+        """Call something in the event loop's thread; at once where there is no loop yet."""
+        if self._loop is None or self._loop.is_closed():
+            call()
+        else:
+            self._loop.call_soon_threadsafe(call)

@@ -54,6 +54,12 @@ class Launcher:
                 self._configure()
                 _forkserver.ensure_running()
 
+    def close(self) -> None:
+        """End the server, which would otherwise finish its imports first; every job must be gone."""
+        server = _forkserver._forkserver_pid  # type: ignore[attr-defined]
+        if server is not None:
+            kill_tree(server)
+
     def start(self, order: job.Order) -> "JobProcess":
         """Start a job process; blocks until the server has warmed up. Raises OSError when no process can be made."""
         while True:

@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from inspect_ai.hooks import Hooks, ModelRetry, RunStart, SampleEnd, SampleInit, TaskStart, hooks
+from inspect_ai.hooks import Hooks, ModelRetry, RunStart, SampleAttemptEnd, SampleEnd, SampleInit, TaskStart, hooks
 from inspect_ai.log import EvalSample
 
-from evalworker import redact
+from evalworker import inspect_internals, redact
 from evalworker.contract.failures import Category, classify_exception, exception_type
 from evalworker.contract.ids import sample_key
 from evalworker.contract.messages import SampleDone
@@ -91,6 +91,16 @@ class Streaming:
         if not will_retry:
             self.said[key] = sample.uuid
 
+    def retry(self, data: SampleAttemptEnd) -> None:
+        """Report a try of a sample after which Inspect tries it again by itself (`--retry-on-error`): it was paid for too."""
+        error = data.error.message if data.error else ""
+        tried = {
+            "uuid": f"{data.sample_id}/{data.attempt}",  # the sample's own stays the same for its next try
+            "error": error,
+            "model_usage": inspect_internals.usage_so_far(),
+        }
+        self.sink(sample_done(data.summary.model_copy(update=tried), self.origin, will_retry=True))
+
     def _refuse(self, error: SampleError) -> None:
         """A refused key ends the job at its first occurrence: every further call would be refused, and may be counted."""
         if self.refused_key is None:
@@ -149,6 +159,15 @@ class FleetSampleStreamer(Hooks):
         """Before a sample's sandbox is made."""
         if _streaming is not None:
             _streaming.begin()
+
+    async def on_sample_attempt_end(self, data: SampleAttemptEnd) -> None:
+        """Send a try after which another one follows; a failure is counted, never raised."""
+        if _streaming is None or not data.will_retry:
+            return
+        try:
+            _streaming.retry(data)
+        except Exception:
+            _streaming.broken += 1
 
     async def on_sample_end(self, data: SampleEnd) -> None:
         """Send the sample; a failure is counted, never raised."""

@@ -55,6 +55,8 @@ def summary_of(ending: Ending, category: Category) -> str:
         text = "the job ran longer than --job-timeout and was ended"
     elif said.error_type:
         text = _error_text(said.error_type, said.error_message)
+    elif said.cut_short and said.sample_errors:
+        text = f"its first sample errored: {_error_text(*said.sample_errors[0][:2])}"
     elif said.sample_errors:
         name, message, _ = said.sample_errors[0]
         count = said.samples.errored or len(said.sample_errors)

@@ -1,5 +1,6 @@
 """What all parts of one worker share: its configuration, its stores and queues, its log. Made once by the agent."""
 
+import collections
 import threading
 import time
 import traceback
@@ -10,7 +11,7 @@ from typing import Literal
 
 from evalworker import redact
 from evalworker.contract.documents import Control
-from evalworker.contract.messages import Warning_, fit
+from evalworker.contract.messages import Hung, Warning_, fit
 from evalworker.contract.wire import now
 from evalworker.poster import Poster
 from evalworker.process import Launcher
@@ -72,7 +73,7 @@ class Worker:
     """The worker's parts. `control` is replaced whole at each reading of the fleet's control document.
 
     `path`: from where jobs import the run's code, first where they run. `environment`: what jobs have beside the agent's own
-    environment: `--env` and the run's secrets.
+    environment: `--env` and the run's secrets. `hung`: samples that the next heartbeat names, each once; `news` makes it go at once.
     """
 
     config: Config
@@ -86,6 +87,8 @@ class Worker:
     log_file: Log
     environment: dict[str, str] = field(default_factory=dict, repr=False)
     handed_over: list[str] = field(default_factory=list)
+    hung: collections.deque[Hung] = field(default_factory=collections.deque)
+    news: threading.Event = field(default_factory=threading.Event)
     started: float = field(default_factory=time.monotonic)
 
     @property

@@ -95,6 +95,8 @@ def status(fleet_id: str, json_output: bool) -> None:
     click.echo(line_of(sight.ledger, 0 if sight.control.state == "ended" else online, elapsed, None))
     if sight.control.state != "ended":
         click.echo(f"{sight.samples_per_minute:.1f} samples a minute, {sight.ledger.tokens} tokens so far")
+        if sight.control.rate_limited:
+            click.echo(f"{sight.control.rate_limited} calls of running jobs were answered with a rate limit")
     if sight.waiting_for:
         click.echo(f"waiting for: {sight.waiting_for}")
     if sight.summary and sight.summary.get("reason"):
@@ -141,6 +143,7 @@ def _status_record(sight: look.Sight) -> dict[str, Any]:
         "samples_per_minute": round(sight.samples_per_minute, 2),
         "tokens": sight.ledger.tokens,
         "cost_usd": {"tokens": sight.ledger.token_cost, "machines": None},
+        "rate_limited": sight.control.rate_limited if sight.control.state != "ended" else 0,
         "waiting_for": sight.waiting_for,
         "summary": sight.summary,
         "jobs": [

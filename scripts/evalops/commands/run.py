@@ -180,7 +180,7 @@ def run_eval(ctx: click.Context, /, **options: Any) -> None:
 
 
 def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, request: submit.Request) -> None:
-    given = typed_arguments(ctx)
+    given = typed_arguments(ctx, resuming=options["run_id"] is not None)
     wishes = shipping.Wishes(options["packages"], options["secrets"], options["require_clean"], options["ship_code"])
     backend: shipping.Backend = options["backend"]
     luggage = shipping.prepare(wishes, backend, surroundings.estate, Path.cwd())

@@ -8,7 +8,7 @@ import random
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +59,9 @@ DEAD_LETTERS_S = 10.0
 
 LOST_AFTER_S = 90.0
 """Without a heartbeat for so long a worker counts as lost (its messages come back by themselves)."""
+
+INSIST_S = 60.0
+"""How long the end of a fleet is tried to be stored."""
 
 STOP_PATIENCE_S = 60.0
 """How long stopping workers may take to hand over before what is open is called cancelled."""
@@ -145,7 +148,7 @@ class Controller:
         with self._signals():
             while self.ledger.open_jobs:
                 self._cycle()
-        return self._finish()
+            return self._finish()
 
     def _cycle(self) -> None:
         with self._surviving("the event queue"):
@@ -181,6 +184,15 @@ class Controller:
                 self._troubles.add(sentence)
                 self.view.note(f"{sentence}; going on")
             time.sleep(random.uniform(0.5, 1.5))  # noqa: S311
+
+    def _insist(self, what: str, call: Callable[[], object]) -> None:
+        """The same for what must be done before the controller ends: tried for a minute, then the error is raised."""
+        end = time.monotonic() + INSIST_S
+        while time.monotonic() < end:
+            with self._surviving(what):
+                call()
+                return
+        call()
 
     def _every(self, what: str, seconds: float) -> bool:
         due = time.monotonic() - self._last.get(what, float("-inf")) >= seconds
@@ -338,15 +350,25 @@ class Controller:
         with self._surviving("the dead letters"):
             for received in self._dead.receive(10, 0):
                 try:
-                    job = self.ledger.jobs.get(Job.from_json(received.body).job_id)
+                    job = self._open_job_of(Job.from_json(received.body))
                 except Unreadable as error:
                     self._keep_aside(error)
                     job = None
-                if job is not None and job.done is None:
+                if job is not None:
                     self._end_job(
                         job, "failed", Category.CRASH, "its message was received 20 times and no attempt came to an end"
                     )
                 self._dead.delete([received.receipt])
+
+    def _open_job_of(self, message: Job) -> JobState | None:
+        """The open job that hangs on this message; None for one of another fleet, an older round or an older attempt.
+
+        The same job has the same id in every fleet, and an estate's lane has had others before.
+        """
+        job = self.ledger.jobs.get(message.job_id)
+        if job is None or job.done is not None or message.attempt < job.attempt:
+            return None
+        return job if (message.fleet_id, message.round) == (self.fleet_id, self.ledger.round) else None
 
     def _find_lost_messages(self) -> None:
         """Send again what an earlier controller had decided on and not sent before it was killed."""
@@ -523,7 +545,7 @@ class Controller:
         )
         self.view.show(self.ledger, self.pool.alive, force=True)
         self.view.end()
-        self._events.delete(self.stream.store())
+        self._insist("storage", lambda: self._events.delete(self.stream.store()))
         self._beat(state="ended")
         self.pool.stop(now=self._interrupts > 1)
         self._empty_lane()
@@ -552,7 +574,7 @@ class Controller:
             "beat": now(),
             "state": state or self.control.state,
             "rate_limited": self.watch.rate_limited,
-            "waiting_for": self._waiting_for(),
+            "waiting_for": self._waiting_for() or self.watch.waits or None,
         }
         control = self.control.model_copy(update=said)
         with self._surviving("storage"):

@@ -287,8 +287,6 @@ class Ledger:
     def replay(self, event: dict[str, Any]) -> None:
         """Take over one line of an earlier controller's stream."""
         if event["type"] == "fleet_start":
-            self.ended.clear()
-            self.passed.clear()
             self.new_round(event["round"])
         job = self.jobs.get(event.get("job_id", ""))
         if job is None:
@@ -320,6 +318,8 @@ class Ledger:
         The first round has no attempts before it.
         """
         self.round = round_
+        self.ended.clear()
+        self.passed.clear()
         if round_ == 1:
             return self.open_jobs
         for job in self.jobs.values():

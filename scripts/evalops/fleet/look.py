@@ -76,7 +76,7 @@ class Sight:
             return f"its deadline has passed: `ct fleet stop {self.manifest.fleet_id}` writes its summary"
         if not any(worker.state == "online" for worker in self.workers.values()):
             return "a worker to come online"
-        return None
+        return self.control.waiting_for
 
 
 def look(storage: Storage, fleet_id: str) -> Sight:

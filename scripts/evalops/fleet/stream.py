@@ -4,6 +4,8 @@ The segments are the truth, `events.jsonl` is their projection plus what is not 
 after the segment that tells of them is stored. A segment is created, never replaced, so of two controllers only one goes on.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import time
@@ -68,15 +70,22 @@ class EventStream:
                     yield event
         self._install(partial)
         self._file = self.path.open("ab", buffering=0)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def _install(self, partial: Path) -> None:
-        """Put the rebuilt file in place; one that only has lines too many is cut, so that a `tail -f` goes on."""
+        """Put the rebuilt file in place.
+
+        One that only has lines too many is cut, so that a `tail -f` goes on, unless an earlier controller still holds it: that one may
+        wake up and write, and shall write to the file that nobody looks at any more.
+        """
         size = partial.stat().st_size
-        if self.path.exists() and self.path.stat().st_size >= size and _same_start(self.path, partial, size):
-            os.truncate(self.path, size)
-            partial.unlink()
-        else:
-            partial.replace(self.path)
+        with contextlib.suppress(FileNotFoundError), self.path.open("r+b") as live, contextlib.suppress(BlockingIOError):
+            fcntl.flock(live, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self.path.stat().st_size >= size and _same_start(self.path, partial, size):
+                os.truncate(self.path, size)
+                partial.unlink()
+                return
+        partial.replace(self.path)
 
     def append(self, events: list[Event]) -> None:
         """Write events to the live file at once."""

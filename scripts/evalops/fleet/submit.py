@@ -17,7 +17,7 @@ from evalops.fleet import lanes
 from evalops.fleet.controller import Controller, Plan
 from evalops.fleet.guards import over_budget
 from evalops.fleet.ledger import Ledger
-from evalops.fleet.stream import EventStream
+from evalops.fleet.stream import EventStream, Fenced
 from evalops.fleet.view import ProgressLine
 from evalops.fleet.workers import LocalPool, NoPool, Pool, default_slots
 from evalops.settings import Settings
@@ -38,6 +38,9 @@ BUDGETED_CONTROL_S = 0.2
 
 NO_MODEL = "none/none"
 """Inspect's name for no model at all."""
+
+CLAIM_TRIES = 5
+"""Readings of the stream by a new controller; the one before it can write a segment at most once after each."""
 
 CONTROLLER_ALIVE_S = 60.0
 """A controller whose last sign of life is younger is taken for alive."""
@@ -233,22 +236,35 @@ def close_abandoned(settings: Settings, storage: Storage, lane: Lane) -> None:
 def _take_over(
     settings: Settings, storage: Storage, request: Request, manifest: Manifest, lane: Lane, pool: Pool | None = None
 ) -> Controller:
-    """A controller in the state that the stored stream tells of, known to the workers as theirs."""
+    """A controller in the state that the stored stream tells of, known to the workers as theirs.
+
+    Its first act is a segment of its own: from then on a controller that was displaced while it slept cannot write any. If that one
+    was faster by a segment, the stream is read again.
+    """
     stored = storage.get(layout.control(manifest.fleet_id))
     control = Control.from_json(stored.body).model_copy(update={"beat": now(), "controller": controller_name()})
     etag = storage.replace(layout.control(manifest.fleet_id), control.to_bytes(), stored.etag)
-    ledger = Ledger(manifest.jobs, control.round)
-    controller = _controller(settings, storage, request, manifest, control, etag, ledger, lane, pool)
-    begun = False
-    for event in controller.stream.restore():
-        controller.ledger.replay(event)
-        controller.watch.replay(event)
-        begun = begun or (event["type"] == "fleet_start" and event["round"] == control.round)
-    controller.watch.hold(control)
-    if not begun:  # the controller was killed before its first segment
-        controller.ledger.new_round(control.round)
-        controller.stream.append([_fleet_start(manifest, control, controller.ledger, request.workers)])
-    return controller
+    for turn in range(CLAIM_TRIES):
+        ledger = Ledger(manifest.jobs, control.round)
+        controller = _controller(settings, storage, request, manifest, control, etag, ledger, lane, pool)
+        begun = False
+        for event in controller.stream.restore():
+            controller.ledger.replay(event)
+            controller.watch.replay(event)
+            begun = begun or (event["type"] == "fleet_start" and event["round"] == control.round)
+        controller.watch.hold(control)
+        if not begun:  # the controller was killed before its first segment
+            controller.ledger.new_round(control.round)
+            controller.stream.append([_fleet_start(manifest, control, controller.ledger, request.workers)])
+        controller.stream.append([{"type": "attached", "controller": control.controller}])
+        try:
+            controller.stream.store()
+            return controller
+        except Fenced:
+            controller.stream.close()
+            if turn == CLAIM_TRIES - 1:
+                raise
+    raise AssertionError("unreachable")
 
 
 def _begin(

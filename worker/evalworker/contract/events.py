@@ -13,6 +13,7 @@ from evalworker.contract.wire import stamp
 
 TYPES = (
     "fleet_start",
+    "attached",
     "worker_online",
     "worker_draining",
     "worker_lost",

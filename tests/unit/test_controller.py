@@ -1,0 +1,189 @@
+"""The controller's decisions at the edges: dead letters of others, an end that cannot be stored at once. No AWS here."""
+
+import signal
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalops.fleet import controller as module
+from evalops.fleet.controller import Controller, Plan
+from evalops.fleet.ledger import Ledger
+from evalops.fleet.stream import EventStream
+from evalops.fleet.view import ProgressLine
+from evalworker.contract import layout
+from evalworker.contract.documents import Control, JobSpec, Lane, Manifest
+from evalworker.contract.failures import Category
+from evalworker.contract.messages import AttemptDone, Job, SampleCounts
+from evalworker.contract.wire import now
+from evalworker.queues import Counts, QueueError, Received
+from evalworker.storage import LocalStorage, StorageError
+
+FLEET = "2026-11-29-14-05-33-1a2b3c4d"
+OTHER = "2026-11-29-14-05-34-1a2b3c4d"
+JOB = "00000000000000aa"
+
+
+class FakeQueue:
+    """A queue in memory that can be made to fail."""
+
+    def __init__(self, _client: Any, url: str) -> None:
+        self.name = url
+        self.put: list[str] = []
+        self.deleted: list[str] = []
+        self.failures = 0
+
+    def send(self, bodies: list[str], delay_s: int = 0) -> None:
+        self.put += bodies
+
+    def receive(self, max_messages: int = 1, wait_s: int = 20) -> list[Received]:
+        taken, self.put = self.put[:max_messages], self.put[max_messages:]
+        return [Received(body, f"receipt of {body}", "m", 20) for body in taken]
+
+    def delete(self, receipts: list[str]) -> set[str]:
+        if self.failures:
+            self.failures -= 1
+            raise QueueError("cannot be reached")
+        self.deleted += receipts
+        return set()
+
+    def counts(self) -> Counts:
+        return Counts(0, 0, 0)
+
+
+class NoPool:
+    """No worker ever."""
+
+    alive = 1
+
+    def start(self, count: int) -> None: ...
+
+    def ended(self) -> list[Any]:
+        return []
+
+    def stop(self, *, now: bool = False) -> None:
+        self.alive = 0
+
+
+@pytest.fixture
+def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Controller]:
+    monkeypatch.setattr(module, "Queue", FakeQueue)
+    monkeypatch.setattr(module.aws, "sqs", lambda lane: None)
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+    storage = LocalStorage(tmp_path / "root")
+    specs = [JobSpec(job_id=JOB, task="t.py@t", name="t", model="scripted/good", samples=1)]
+    manifest = Manifest(
+        fleet_id=FLEET, created=now(), backend="local", jobs=specs, arguments={}, models=["m"], submit_dir="."
+    )
+    control = Control(fleet_id=FLEET, round=2, state="running", deadline=now() + timedelta(hours=1), beat=now())
+    etag = storage.create(layout.control(FLEET), control.to_bytes())
+    made = Controller(
+        manifest=manifest,
+        control=control,
+        control_etag=etag,
+        storage=storage,
+        lane=Lane(name="l", jobs="jobs", events="events", dead="dead", endpoint="http://127.0.0.1:9"),
+        ledger=Ledger(specs, 2),
+        stream=EventStream(storage, FLEET, tmp_path / "events.jsonl"),
+        pool=NoPool(),  # type: ignore[arg-type]
+        view=ProgressLine(quiet=True),
+        plan=Plan(workers=1),
+    )
+    assert list(made.stream.restore()) == []
+    yield made
+
+
+def dead_letter(controller: Controller, **fields: Any) -> None:
+    message = Job(**({"fleet_id": FLEET, "round": 2, "job_id": JOB, "attempt": 1} | fields))
+    controller._dead.put.append(message.to_json())  # type: ignore[attr-defined]
+    controller._read_dead_letters()
+
+
+def test_a_dead_letter_ends_its_job(controller: Controller) -> None:
+    dead_letter(controller)
+    assert controller.ledger.jobs[JOB].status == "failed"
+    assert controller.ledger.failure_categories() == {Category.CRASH}
+
+
+@pytest.mark.parametrize("fields", [{"fleet_id": OTHER}, {"round": 1}, {"job_id": "00000000000000bb"}])
+def test_a_dead_letter_of_another_fleet_or_round_ends_nothing(controller: Controller, fields: dict[str, Any]) -> None:
+    """Two fleets with the same job have the same job id, and they may have used the same lane."""
+    dead_letter(controller, **fields)
+    assert controller.ledger.jobs[JOB].status == "open"
+    assert len(controller._dead.deleted) == 1  # type: ignore[attr-defined]
+
+
+def test_a_dead_letter_of_an_attempt_that_has_ended_ends_nothing(controller: Controller) -> None:
+    controller.ledger.jobs[JOB].attempt = 2
+    dead_letter(controller, attempt=1)
+    assert controller.ledger.jobs[JOB].status == "open"
+
+
+def test_an_unreadable_dead_letter_is_kept_aside(controller: Controller) -> None:
+    controller._dead.put.append("{nothing")  # type: ignore[attr-defined]
+    controller._read_dead_letters()
+    (kept,) = controller.storage.list(f"{FLEET}/unreadable/")
+    assert controller.storage.get(kept.key).body == b"{nothing"
+
+
+def completed() -> str:
+    done = AttemptDone(
+        fleet_id=FLEET,
+        instance_id="w",
+        ts=now(),
+        round=2,
+        job_id=JOB,
+        attempt=1,
+        status="completed",
+        ended=True,
+        duration_s=1.0,
+        samples=SampleCounts(total=1, completed=1),
+    )
+    return done.to_json()
+
+
+def test_the_end_is_stored_however_often_storage_fails(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    create, failures = controller.storage.create, [None] * 3
+
+    def failing(key: str, body: bytes) -> str:
+        if "/events/" in key and failures:
+            failures.pop()
+            raise StorageError("the store is away")
+        return create(key, body)
+
+    monkeypatch.setattr(controller.storage, "create", failing)
+    controller._events.put.append(completed())  # type: ignore[attr-defined]
+    controller._events.failures = 2  # type: ignore[attr-defined]
+    verdict = controller.run()
+    assert verdict.ending == "complete"
+    assert not failures
+    stored = b"".join(controller.storage.get(info.key).body for info in controller.storage.list(layout.segments(FLEET)))
+    assert stored == controller.stream.path.read_bytes()
+    assert b'"fleet_summary"' in stored.splitlines()[-1]
+    assert Control.from_json(controller.storage.get(layout.control(FLEET)).body).state == "ended"
+
+
+def test_ctrl_c_while_the_fleet_ends_does_not_cut_it_short(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = controller.pool.stop
+
+    def interrupted(*, now: bool = False) -> None:
+        signal.raise_signal(signal.SIGINT)
+        stop(now=now)
+
+    monkeypatch.setattr(controller.pool, "stop", interrupted)
+    controller._events.put.append(completed())  # type: ignore[attr-defined]
+    assert controller.run().ending == "complete"
+    assert controller.pool.alive == 0
+
+
+def test_one_message_twice_and_one_unreadable_leave_one_end(controller: Controller) -> None:
+    controller._events.put += ["not json", completed(), completed()]  # type: ignore[attr-defined]
+    controller.run()
+    lines = controller.stream.path.read_text().splitlines()
+    assert sum('"type":"job_done"' in text for text in lines) == 1
+    assert sum("could not be read" in text for text in lines) == 1
+    assert len(controller._events.deleted) == 3  # type: ignore[attr-defined]
