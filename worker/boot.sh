@@ -100,8 +100,8 @@ report() {
 
 ended() {
     say "the worker has ended: ${SERVICE_RESULT:-unknown} (${EXIT_CODE:-} ${EXIT_STATUS:-})"
-    journalctl -b -u inspect-fleet-worker.service -o short-iso-precise -n 400 --no-pager >>"$log" 2>/dev/null || true
     [ ! -s /var/log/cloud-init-output.log ] || tail -n 100 /var/log/cloud-init-output.log >>"$log"
+    journalctl -b -u inspect-fleet-worker.service -o cat -n 400 --no-pager >>"$log" 2>/dev/null || true
     report || say "the end of this worker could not be reported"
 }
 

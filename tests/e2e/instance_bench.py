@@ -87,9 +87,10 @@ class Metadata:
             "accountId": "123456789012",
             "imageId": "ami-1",
         }
-        listing = {
+        listing: dict[str, str | None] = {
             "": "dynamic\nmeta-data\nuser-data",
-            "user-data": self.user_data,
+            "user-data": self.user_data or None,
+            "meta-data/": "instance-id\nlocal-hostname",
             "dynamic/instance-identity/document": json.dumps(identity),
             "meta-data/instance-id": self.instance_id,
             "meta-data/instance-type": self.instance_type,
@@ -129,7 +130,7 @@ def _handler(metadata: Metadata) -> type[http.server.BaseHTTPRequestHandler]:
             self._send(200, "token")
 
         def do_GET(self) -> None:
-            path = self.path.partition("/latest/")[2]
+            path = self.path.lstrip("/").partition("/")[2]  # after the version
             metadata.asked.append((time.time(), path))
             # A container has no DMI, so cloud-init takes its platform for unknown and asks without a token.
             allowed = self.headers.get("X-aws-ec2-metadata-token") or self.headers.get("User-Agent", "").startswith(
@@ -244,8 +245,11 @@ def instance(image: str, metadata: Metadata, endpoint: str, files: dict[str, str
         metadata.launched = datetime.fromtimestamp(started, UTC)
         docker("start", name)
         pid = docker_bench.pid(name)
-        command = ["nsenter", "-t", str(pid), "-n", "ip", "addr", "add", f"{METADATA}/32", "dev", "lo"]
-        subprocess.run(command, check=True)
+        # The source is another address, as on a real machine: the worker's rules look at destinations, and would catch the answers.
+        inside = ["nsenter", "-t", str(pid), "-n", "ip"]
+        subprocess.run([*inside, "addr", "add", f"{METADATA}/32", "dev", "lo"], check=True)
+        route = ["route", "replace", "local", METADATA, "dev", "lo", "table", "local", "src", "127.0.0.1"]
+        subprocess.run([*inside, *route], check=True)
         server = _Server(listen_inside(pid, METADATA, 80), _handler(metadata))
         threading.Thread(target=server.serve_forever, daemon=True).start()
         relay = listen_inside(pid, "127.0.0.1", port)
