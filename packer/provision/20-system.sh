@@ -5,12 +5,11 @@
 
 # Numbers that no image's own users have: the metadata rule knows the group by its number, also inside containers.
 getent group inspect-fleet >/dev/null || groupadd --gid 58913 inspect-fleet
+install -d -m 755 /etc/inspect-fleet "$FLEET_HOME" /var/log/inspect-fleet /var/lib/inspect-fleet /var/cache/inspect-fleet
 id -u inspect-fleet >/dev/null 2>&1 ||
-    useradd --uid 58913 --gid inspect-fleet --create-home --home-dir /home/inspect-fleet --shell /usr/sbin/nologin inspect-fleet
+    useradd --uid 58913 --gid inspect-fleet --create-home --home-dir /var/lib/inspect-fleet/home --shell /usr/sbin/nologin inspect-fleet
 usermod --append --groups docker inspect-fleet
-
-install -d -m 755 /etc/inspect-fleet "$FLEET_HOME" /var/log/inspect-fleet
-install -d -m 755 -o inspect-fleet -g inspect-fleet /var/lib/inspect-fleet /var/cache/inspect-fleet
+chown inspect-fleet:inspect-fleet /var/lib/inspect-fleet /var/cache/inspect-fleet
 
 files=$FLEET_SOURCE/packer/files
 install -D -m 644 "$files/daemon.json" /etc/docker/daemon.json

@@ -6,9 +6,9 @@ temporary key of the caller gets into the container as cloud-init would put it. 
 
 import http.client
 import http.server
+import itertools
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -29,7 +29,8 @@ import docker_bench
 from docker_bench import docker
 
 REGION = "us-east-1"
-SUBNET = "10.98.7.0/24"
+NETWORK = "10.98.0.0/16"
+_third = itertools.count(7)
 DEBIAN_AMI = {
     "ami_id": "ami-00000000000debian",
     "state": "available",
@@ -103,7 +104,7 @@ class Cloud:
             "AWS_DEFAULT_REGION": REGION,
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ENDPOINT_URL_EC2": self.endpoint,
-            "NO_PROXY": "127.0.0.1,10.98.7.0/24",
+            "NO_PROXY": "127.0.0.1,10.98.0.0/16",
         }
 
     def containers(self) -> list[str]:
@@ -246,16 +247,20 @@ def moto_server(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def cloud(folder: Path, boots: str, estate: str = "default") -> Iterator[Cloud]:
-    """A cloud with one estate in it: a subnet, the image parameter, a launch template that resolves it, the configuration."""
-    with moto_server(folder) as moto, docker_bench.network(SUBNET) as network:
+def cloud(folder: Path, boots: str, estate: str = "default", internal: bool = False) -> Iterator[Cloud]:
+    """A cloud with one estate in it: a subnet, the image parameter, a launch template that resolves it, the configuration.
+
+    `internal`: instances have no way to the internet. Several clouds at once have networks of their own.
+    """
+    subnet = f"10.98.{next(_third)}.0/24"
+    with moto_server(folder) as moto, docker_bench.network(subnet, *(["--internal"] if internal else [])) as network:
         found = Cloud("", moto, network, boots)
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(found))
         found.endpoint = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:
-            _estate(found, estate)
+            _estate(found, estate, subnet)
             yield found
         finally:
             for container in found.containers():
@@ -264,10 +269,10 @@ def cloud(folder: Path, boots: str, estate: str = "default") -> Iterator[Cloud]:
             server.server_close()
 
 
-def _estate(cloud: Cloud, name: str) -> None:
+def _estate(cloud: Cloud, name: str, subnet: str) -> None:
     ec2, ssm = cloud.client("ec2"), cloud.client("ssm")
     vpc = ec2.create_vpc(CidrBlock="10.98.0.0/16")["Vpc"]["VpcId"]
-    cloud.subnet = ec2.create_subnet(VpcId=vpc, CidrBlock=SUBNET)["Subnet"]["SubnetId"]
+    cloud.subnet = ec2.create_subnet(VpcId=vpc, CidrBlock=subnet)["Subnet"]["SubnetId"]
     parameter = f"/inspect-fleet/{name}/image/x86_64"
     ssm.put_parameter(Name=parameter, Value=DEBIAN_AMI["ami_id"], Type="String")
     template = ec2.create_launch_template(
@@ -286,9 +291,3 @@ def _estate(cloud: Cloud, name: str) -> None:
         },
     }
     ssm.put_parameter(Name=f"/inspect-fleet/{name}/config", Value=json.dumps(config), Type="String")
-
-
-def last_step(output: str) -> str:
-    """The step at which a failed build says it was."""
-    match = re.search(r"at: (.+)", output)
-    return match.group(1) if match else ""

@@ -34,7 +34,12 @@ def reaching(endpoint: str) -> Iterator[None]:
     before = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]
-    os.environ |= {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": REGION}
+    os.environ |= {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_DEFAULT_REGION": REGION,
+    }
     aws.forget_clients()
     try:
         yield
@@ -76,7 +81,9 @@ class Run:
             found = next((message for _, message in self.heard if message.type == type_), None)
             if found is not None:
                 return found
-            assert time.monotonic() < end, f"no {type_} within {timeout} s, but: {[message for _, message in self.heard]}"
+            assert time.monotonic() < end, (
+                f"no {type_} within {timeout} s, but: {[message for _, message in self.heard]}"
+            )
             self.listen()
 
     def listen(self) -> None:
@@ -90,7 +97,14 @@ class Run:
         return next(moment for moment, message in self.heard if message.type == type_)
 
 
-def submit(folder: Path, task: str, name: str, samples: int, model: str = "scripted/good", deadline: timedelta = timedelta(hours=2)) -> Run:
+def submit(
+    folder: Path,
+    task: str,
+    name: str,
+    samples: int,
+    model: str = "scripted/good",
+    deadline: timedelta = timedelta(hours=2),
+) -> Run:
     """A run of one job whose code is a folder; needs `reaching`."""
     s3, sqs = aws.client("s3"), aws.client("sqs")
     s3.create_bucket(Bucket=BUCKET)
@@ -99,7 +113,9 @@ def submit(folder: Path, task: str, name: str, samples: int, model: str = "scrip
     lane = Lane(name=LANE, region=REGION, **urls)
     fleet_id = new_run_id()
     tree = code.Tree(folder.resolve(), ".", git=False)
-    spec = JobSpec(job_id=job_id(task=task, task_args={}, model=model), task=task, name=name, model=model, samples=samples)
+    spec = JobSpec(
+        job_id=job_id(task=task, task_args={}, model=model), task=task, name=name, model=model, samples=samples
+    )
     manifest = Manifest(
         fleet_id=fleet_id,
         created=now(),
@@ -111,7 +127,14 @@ def submit(folder: Path, task: str, name: str, samples: int, model: str = "scrip
         code=code.ship(tree, storage),
         worker=wheel.ship(storage),
     )
-    run = Run(fleet_id, storage, lane, Queue(aws.sqs(lane), lane.jobs), Queue(aws.sqs(lane), lane.events), datetime.now(UTC) + deadline)
+    run = Run(
+        fleet_id,
+        storage,
+        lane,
+        Queue(aws.sqs(lane), lane.jobs),
+        Queue(aws.sqs(lane), lane.events),
+        datetime.now(UTC) + deadline,
+    )
     storage.put(layout.lane(LANE), lane.to_bytes())
     storage.put(layout.manifest(fleet_id), manifest.to_bytes())
     run.control()

@@ -1,5 +1,6 @@
 """The AMI build that the tests of the image share: one real `ct cloud build-ami` per session, and the worker image."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -33,7 +34,7 @@ def ct(cloud: ec2_bench.Cloud, *arguments: str, timeout: float = 600) -> "subpro
     return subprocess.run([CT, *arguments], env=cloud.environment(), capture_output=True, text=True, timeout=timeout)
 
 
-BUILD = ("cloud", "build-ami", "--private", "--from", ec2_bench.SUBNET, "--poll", "1")
+BUILD = ("cloud", "build-ami", "--private", "--from", ec2_bench.NETWORK, "--poll", "1")
 
 
 def boxed(folder: Path) -> Path:
@@ -70,6 +71,4 @@ def worker_image() -> str:
 
 
 def _legacy_builder() -> dict[str, str]:
-    import os
-
     return {**os.environ, "DOCKER_BUILDKIT": "0"}  # the engine of Debian 12 has no other

@@ -12,7 +12,7 @@ def work_in_the_box() -> Solver:
     """Run two commands in the sandbox; their answers are the completion."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
-        added = await sandbox().exec(["sh", "-c", "echo $((40 + 2)) >/scratch/sum; cat /scratch/sum"])
+        added = await sandbox().exec(["sh", "-c", "echo $((40 + 2)) >/data/sum; cat /data/sum"])
         asked = await sandbox().exec(["wget", "-q", "-T", "3", "-O", "-", "http://169.254.169.254/latest/"])
         state.metadata |= {"sum": added.stdout.strip(), "metadata": asked.stdout if asked.success else "closed"}
         return state
