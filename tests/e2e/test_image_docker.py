@@ -78,33 +78,30 @@ def test_the_same_as_a_job_of_a_local_fleet(worker: str) -> None:
     assert inside(worker, NOTHING) == ""
 
 
+SLOW = """
+rm -rf /tmp/slow && cp -r /work /tmp/slow && cd /tmp/slow && rm -rf logs
+sed -i 's/"echo/"sleep 300; echo/' boxed.py
+docker run -d --name bystander --label com.docker.compose.project=inspect-other-i0123456789abcdefabcdef $(docker build -q .) sleep infinity
+"""
+PROJECTS = "docker ps --format '{{.Label \"com.docker.compose.project\"}}' | grep -v other"
+
+
 def test_containers_carry_the_jobs_id_and_a_killed_job_takes_them_along(worker: str) -> None:
-    inside(
-        worker,
-        'rm -rf /tmp/slow && cp -r /work /tmp/slow && cd /tmp/slow && rm -rf logs && sed -i \'s/sh", "-c", "echo/sh", "-c", "sleep 300; echo/\' boxed.py'
-        " && docker run -d --name bystander --label com.docker.compose.project=inspect-other-iabcdef0123456789abcdef"
-        " $(docker build -q .) sleep infinity >/dev/null",
-    )
+    inside(worker, SLOW)
     command = "cd /tmp/slow && exec ct run eval boxed.py --model scripted/good --max-workers 1 >/tmp/slow.out 2>&1"
     docker("exec", "--detach", worker, "bash", "-c", command)
-    job = wait_for(
-        worker,
-        "ls /tmp/slow/logs/fleet/*/attempts >/dev/null 2>&1; docker ps --format '{{.Label \"com.docker.compose.project\"}}' | grep -v other",
-    )
-    assert job.startswith("inspect-boxed-i")
-    ids = inside(worker, 'grep -o \'"job_id":"[0-9a-f]*\' /tmp/slow/logs/fleet/*/manifest.json | head -n 1').strip()
-    assert ids.rpartition('"')[2] in job
+    project = wait_for(worker, PROJECTS)
+    job = inside(worker, 'grep -o \'"job_id":"[0-9a-f]*\' /tmp/slow/logs/fleet/*/manifest.json').split('"')[-1].strip()
+    assert project.startswith("inspect-boxed-i") and job in project
     # SIGKILL: Inspect can remove nothing
-    inside(worker, "pkill -KILL -f 'multiprocessing.forkserver|inspect-fleet-job' || true")
-    left = "docker ps -aq --filter label=com.docker.compose.project=" + job
+    inside(worker, "pkill -KILL -f multiprocessing.forkserver || true")
+    left = f"docker ps -aq --filter label=com.docker.compose.project={project}"
     end = time.monotonic() + 60
     while inside(worker, left).strip():
         assert time.monotonic() < end, inside(worker, "cat /tmp/slow.out /tmp/slow/logs/fleet/*/work/*/worker.log")
         time.sleep(0.5)
-    inside(worker, "pkill -INT -f 'ct run eval' || true; sleep 1; pkill -KILL -f 'ct run eval|evalworker' || true")
-    assert inside(worker, "docker ps --format '{{.Names}}'").split()[:1] != [] and "bystander" in inside(
-        worker, "docker ps --format '{{.Names}}'"
-    )
+    assert "bystander" in inside(worker, "docker ps --format '{{.Names}}'")
+    inside(worker, "pkill -KILL -f 'ct run eval|evalworker' || true")
     inside(worker, "docker rm -f $(docker ps -aq) >/dev/null; docker network prune -f; docker volume prune -af")
 
 
@@ -118,8 +115,8 @@ def wait_for(worker: str, script: str, timeout: float = 90) -> str:
 
 def test_only_the_worker_reaches_the_metadata_address(worker: str) -> None:
     ask = f"curl -s -m 3 -o /dev/null -w '%{{http_code}}' http://{METADATA}/ || true"
-    in_a_box = f"docker run --rm $(docker build -q /work) wget -q -T 3 -O /dev/null http://{METADATA}/ && echo reached || echo closed"
-    on_the_host = f"docker run --rm --network host $(docker build -q /work) wget -q -T 3 -O /dev/null http://{METADATA}/ && echo reached || echo closed"
+    from_there = f"$(docker build -q /work) wget -q -T 3 -O /dev/null http://{METADATA}/ && echo reached || echo closed"
+    in_a_box, on_the_host = f"docker run --rm {from_there}", f"docker run --rm --network host {from_there}"
     assert inside(worker, f"setpriv --regid inspect-fleet --clear-groups {ask}") == "200"
     assert inside(worker, ask) == "000"
     assert inside(worker, in_a_box).split() == ["closed"]
@@ -166,7 +163,15 @@ def test_without_privileges_there_is_a_mode_without_docker(worker_image: str) ->
 
 
 def test_sigterm_ends_the_container_as_ctrl_c_ends_its_command(worker_image: str) -> None:
-    code = "import time\ntry:\n    print('ready', flush=True); time.sleep(60)\nexcept KeyboardInterrupt:\n    print('flushed', flush=True)\n    raise SystemExit(7)"
+    code = """
+import time
+try:
+    print("ready", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("flushed", flush=True)
+    raise SystemExit(7)
+"""
     with docker_bench.container(image=worker_image, command=("python", "-c", code)) as found:
         while "ready" not in docker("logs", found):
             time.sleep(0.1)

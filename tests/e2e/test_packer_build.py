@@ -57,11 +57,8 @@ def test_check_names_what_a_stale_image_lacks(built: Built) -> None:
     ec2.create_tags(Resources=[built.ami], Tags=[tag])
     try:
         said = ct(built.cloud, "cloud", "build-ami", "--check")
-        assert (
-            said.returncode == 1
-            and f"uv.lock has changed: jobs would run other package versions than those that are baked in (0123 → {before['Value']})"
-            in said.stdout
-        )
+        why = "uv.lock has changed: jobs would run other package versions than those that are baked in"
+        assert said.returncode == 1 and f"{why} (0123 → {before['Value']})" in said.stdout
     finally:
         ec2.create_tags(Resources=[built.ami], Tags=[before])
 
@@ -69,8 +66,10 @@ def test_check_names_what_a_stale_image_lacks(built: Built) -> None:
 def test_nothing_of_the_build_machine_is_in_it(built: Built) -> None:
     said = in_image(
         built,
-        "cat /etc/machine-id; ls /etc/ssh/ssh_host_* /home/admin/.ssh/authorized_keys /root/.bash_history 2>/dev/null;"
-        "find /var/log -type f -size +0; ls -A /tmp /var/lib/apt/lists /dev/shm; grep -rl BEGIN.*PRIVATE /opt /etc/inspect-fleet /home || true",
+        "cat /etc/machine-id;"
+        "ls /etc/ssh/ssh_host_* /home/admin/.ssh/authorized_keys /root/.bash_history 2>/dev/null;"
+        "find /var/log -type f -size +0; ls -A /tmp /var/lib/apt/lists /dev/shm;"
+        "grep -rl BEGIN.*PRIVATE /opt /etc/inspect-fleet /home || true",
     )
     assert said.split() == ["/tmp:", "/var/lib/apt/lists:", "/dev/shm:"]
 
@@ -79,7 +78,8 @@ def test_the_environment_has_its_bytecode_and_leaves_out_what_a_worker_never_nee
     said = in_image(
         built,
         "cd /opt/inspect-fleet/venv/lib/python3*/site-packages && ls -d ministack debugpy 2>/dev/null;"
-        "for package in boto3 evalworker inspect_ai; do ls $package/__pycache__/__init__.*.pyc; done; uv --version; docker --version; docker compose version",
+        "for package in boto3 evalworker inspect_ai; do ls $package/__pycache__/__init__.*.pyc; done;"
+        "uv --version; docker --version; docker compose version",
     )
     lines = said.splitlines()
     assert [line.split("/")[0] for line in lines[:3]] == ["boto3", "evalworker", "inspect_ai"]
@@ -156,7 +156,7 @@ class Running:
     """A build that goes on; `until` reads its output up to a line."""
 
     def __init__(self, cloud: ec2_bench.Cloud) -> None:
-        self._file = tempfile.TemporaryFile()
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with this object
         self.process = subprocess.Popen(
             [CT, *BUILD], env=cloud.environment(), stdout=self._file, stderr=self._file, start_new_session=True
         )
