@@ -143,13 +143,13 @@ def test_a_failing_script_is_named_with_its_last_lines(cloud: ec2_bench.Cloud, t
     assert nothing_left(cloud)
 
 
-def test_without_a_way_to_the_internet_the_build_says_so(built: Built, tmp_path: Path) -> None:
-    with ec2_bench.cloud(tmp_path, built.image, internal=True) as cloud:
-        done = ct(cloud, *BUILD)
+def test_without_a_way_to_the_internet_the_build_says_so(cloud: ec2_bench.Cloud, tmp_path: Path) -> None:
+    with ec2_bench.cloud(tmp_path, cloud.boots, internal=True) as cut_off:
+        done = ct(cut_off, *BUILD)
         assert done.returncode == 1
         assert "at: 10-packages.sh\n" in done.stderr
         assert "Debian's package archive cannot be reached: the build needs a way to the internet" in done.stderr
-        assert nothing_left(cloud)
+        assert nothing_left(cut_off)
 
 
 class Running:
