@@ -94,14 +94,14 @@ def test_containers_carry_the_jobs_id_and_a_killed_job_takes_them_along(worker: 
     job = inside(worker, 'grep -o \'"job_id":"[0-9a-f]*\' /tmp/slow/logs/fleet/*/manifest.json').split('"')[-1].strip()
     assert project.startswith("inspect-boxed-i") and job in project
     # SIGKILL: Inspect can remove nothing
-    inside(worker, "pkill -KILL -f multiprocessing.forkserver || true")
+    inside(worker, "pkill -KILL -f '[m]ultiprocessing.forkserver' || true")
     left = f"docker ps -aq --filter label=com.docker.compose.project={project}"
     end = time.monotonic() + 60
     while inside(worker, left).strip():
         assert time.monotonic() < end, inside(worker, "cat /tmp/slow.out /tmp/slow/logs/fleet/*/work/*/worker.log")
         time.sleep(0.5)
     assert "bystander" in inside(worker, "docker ps --format '{{.Names}}'")
-    inside(worker, "pkill -KILL -f 'ct run eval|evalworker' || true")
+    inside(worker, "pkill -KILL -f '[c]t run eval|[e]valworker' || true")
     inside(worker, "docker rm -f $(docker ps -aq) >/dev/null; docker network prune -f; docker volume prune -af")
 
 
@@ -115,7 +115,7 @@ def wait_for(worker: str, script: str, timeout: float = 90) -> str:
 
 def test_only_the_worker_reaches_the_metadata_address(worker: str) -> None:
     ask = f"curl -s -m 3 -o /dev/null -w '%{{http_code}}' http://{METADATA}/ || true"
-    from_there = f"$(docker build -q /work) wget -q -T 3 -O /dev/null http://{METADATA}/ && echo reached || echo closed"
+    from_there = f"$(docker build -q /work) sh -c 'nc -w 3 {METADATA} 80 </dev/null' && echo reached || echo closed"
     in_a_box, on_the_host = f"docker run --rm {from_there}", f"docker run --rm --network host {from_there}"
     assert inside(worker, f"setpriv --regid inspect-fleet --clear-groups {ask}") == "200"
     assert inside(worker, ask) == "000"

@@ -13,8 +13,10 @@ def work_in_the_box() -> Solver:
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         added = await sandbox().exec(["sh", "-c", "echo $((40 + 2)) >/data/sum; cat /data/sum"])
-        asked = await sandbox().exec(["wget", "-q", "-T", "3", "-O", "-", "http://169.254.169.254/latest/"])
-        state.metadata |= {"sum": added.stdout.strip(), "metadata": asked.stdout if asked.success else "closed"}
+        asked = await sandbox().exec(
+            ["sh", "-c", "nc -w 3 169.254.169.254 80 </dev/null"]
+        )  # a static busybox's wget crashes
+        state.metadata |= {"sum": added.stdout.strip(), "metadata": "open" if asked.success else "closed"}
         return state
 
     return solve
