@@ -37,7 +37,7 @@ path-exclude=/usr/bin/containerd-shim-runc-v1
 DPKG
 
 # apt reports an unreachable archive as a warning and exits with 0: its Error-Mode turns that into a failure.
-try 3 apt update --error-on=any || die "Debian's package archive cannot be reached: the build needs a way to the internet (subnet, NAT, security group)"
+try 2 apt update --error-on=any || die "Debian's package archive cannot be reached: the build needs a way to the internet (subnet, NAT, security group)"
 try 2 apt install --yes --no-install-recommends "${packages[@]}" || die "Debian's packages could not be installed"
 apt-get -qq clean
 

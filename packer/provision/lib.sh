@@ -24,7 +24,8 @@ booted() { [ -d /run/systemd/system ]; }
 apt() {
     local log
     log=$(mktemp)
-    if apt-get -qq -o DPkg::Lock::Timeout=180 -o Acquire::Retries=3 -o Acquire::http::Timeout=20 "$@" >"$log" 2>&1; then
+    # Without a network a name would be looked up for minutes.
+    if RES_OPTIONS="timeout:3 attempts:2" apt-get -qq -o DPkg::Lock::Timeout=180 -o Acquire::Retries=1 -o Acquire::http::Timeout=20 "$@" >"$log" 2>&1; then
         rm -f "$log"
     else
         tail -n 12 "$log"

@@ -5,6 +5,7 @@ build has left behind.
 """
 
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -156,12 +157,46 @@ def run(ready: Prepared, ec2: Any, estate: str, show: Callable[[str], None]) -> 
     """Build, and return the image's id. Raises CloudError with the failing step and its last lines, after cleaning up."""
     packer.init(ready.packer, ready.folder)
     packer.validate(ready.packer, ready.folder, ready.values_file)
-    result = packer.build(ready.packer, ready.folder, ready.values_file, show)
+    groups = GroupTagger(ec2, estate, ready.build_id, show)
+    result = packer.build(ready.packer, ready.folder, ready.values_file, groups.line)
     if result.status == 0 and not result.interrupted:
         return packer.artifact(Path(ready.values["manifest"]))
     show(f"the build has ended with status {result.status}; looking for what it left")
     remains = clean(ec2, estate, ready.build_id, ready.values["ami_name"], show)
     raise CloudError(explain(result, remains), _exit_code(result))
+
+
+class GroupTagger:
+    """Tags the temporary security group as soon as Packer speaks of it: Packer 1.6 does not, and its name says nothing.
+
+    Without the tag nobody could tell later whose group a killed build has left.
+    """
+
+    def __init__(self, ec2: Any, estate: str, build_id: str, show: Callable[[str], None]) -> None:
+        self._ec2 = ec2
+        self._tags = [{"Key": amis.ESTATE_TAG, "Value": estate}, {"Key": amis.BUILD_TAG, "Value": build_id}]
+        self._show = show
+        self._name: str | None = None
+
+    def line(self, said: str) -> None:
+        """One line of Packer's output; it is shown after what it says has been done."""
+        self._show(said)
+        if self._name is not None:
+            self._tag(self._name)
+        elif found := re.search(r"temporary security group for this instance: (\S+)", said):
+            self._name = found.group(1)
+
+    def _tag(self, name: str) -> None:
+        try:
+            groups = self._ec2.describe_security_groups(Filters=[{"Name": "group-name", "Values": [name]}])[
+                "SecurityGroups"
+            ]
+            if groups:
+                self._ec2.create_tags(Resources=[group["GroupId"] for group in groups], Tags=self._tags)
+            self._name = None
+        except (ClientError, BotoCoreError) as error:
+            self._name = None
+            self._show(f"the security group {name} could not be tagged: {aws.explain(error).text}")
 
 
 def _exit_code(result: packer.Result) -> int:
