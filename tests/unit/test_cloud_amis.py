@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moto import mock_aws
 
-from evalops.cloud import amis, leftovers, names
+from evalops.cloud import amis, build, leftovers, names
 from evalops.cloud.payload import CloudError, Fingerprint
 
 PRINT = Fingerprint("0.1.0", "abc", lock="l1", worker="w1", scripts="s1")
@@ -151,13 +151,13 @@ def test_deregistering_takes_the_snapshots_along(aws: tuple[Any, Any]) -> None:
 
 def test_what_a_killed_build_leaves_is_found_and_goes(aws: tuple[Any, Any]) -> None:
     ec2, _ = aws
-    build = leftovers.new_build_id(datetime(2026, 1, 1, tzinfo=UTC), "0123abcd")
-    tags = [{"Key": amis.ESTATE_TAG, "Value": "default"}, {"Key": amis.BUILD_TAG, "Value": build}]
+    build_id = leftovers.new_build_id(datetime(2026, 1, 1, tzinfo=UTC), "0123abcd")
+    tags = [{"Key": amis.ESTATE_TAG, "Value": "default"}, {"Key": amis.BUILD_TAG, "Value": build_id}]
     specification = [{"ResourceType": "instance", "Tags": tags}]
     instance = ec2.run_instances(ImageId="ami-12c6146b", MinCount=1, MaxCount=1, TagSpecifications=specification)[
         "Instances"
     ][0]
-    ec2.create_key_pair(KeyName=f"{leftovers.KEY_PREFIX}{build}")
+    ec2.create_key_pair(KeyName=f"{leftovers.KEY_PREFIX}{build_id}")
     ec2.create_key_pair(KeyName="somebody-elses")
     group = ec2.create_security_group(
         GroupName="packer_1", Description="x", TagSpecifications=[{"ResourceType": "security-group", "Tags": tags}]
@@ -165,10 +165,10 @@ def test_what_a_killed_build_leaves_is_found_and_goes(aws: tuple[Any, Any]) -> N
     found = leftovers.find(ec2, "default")
     assert {(left.kind, left.identity) for left in found} == {
         ("instance", instance["InstanceId"]),
-        ("key", f"{leftovers.KEY_PREFIX}{build}"),
+        ("key", f"{leftovers.KEY_PREFIX}{build_id}"),
         ("group", group["GroupId"]),
     }
-    assert {left.build for left in found} == {build}
+    assert {left.build for left in found} == {build_id}
     assert leftovers.find(ec2, "another") == [left for left in found if left.kind == "key"]
     for left in found:
         leftovers.remove(ec2, left, sleep=lambda _: None)
@@ -179,12 +179,12 @@ def test_what_a_killed_build_leaves_is_found_and_goes(aws: tuple[Any, Any]) -> N
 
 def test_build_ids_tell_when_a_build_began() -> None:
     moment = datetime(2026, 11, 29, 16, 5, 7, tzinfo=UTC)
-    build = leftovers.new_build_id(moment, "0123abcd")
-    assert build == "20261129t160507z-0123abcd"
-    assert leftovers.began(build) == moment
+    build_id = leftovers.new_build_id(moment, "0123abcd")
+    assert build_id == "20261129t160507z-0123abcd"
+    assert leftovers.began(build_id) == moment
     assert leftovers.began("by-hand") is None
-    assert leftovers.may_run(build, moment + timedelta(minutes=59), timedelta(hours=1))
-    assert not leftovers.may_run(build, moment + timedelta(minutes=61), timedelta(hours=1))
+    assert leftovers.may_run(build_id, moment + timedelta(minutes=59), timedelta(hours=1))
+    assert not leftovers.may_run(build_id, moment + timedelta(minutes=61), timedelta(hours=1))
     assert not leftovers.may_run("by-hand", moment, timedelta(hours=1))
 
 
@@ -195,3 +195,16 @@ def test_an_estate_that_is_not_there_is_one_sentence(aws: tuple[Any, Any]) -> No
     ssm.put_parameter(Name="/inspect-fleet/default/config", Value="{}", Type="String")
     with pytest.raises(CloudError, match="another version"):
         names.read(ssm, "default")
+
+
+def test_the_temporary_group_is_tagged_as_soon_as_it_exists(aws: tuple[Any, Any]) -> None:
+    ec2, _ = aws
+    shown: list[str] = []
+    tagger = build.GroupTagger(ec2, "default", "20260101t000000z-0123abcd", shown.append)
+    tagger.line("Creating temporary security group for this instance: packer_1")
+    tagger.line("a line before it is there")
+    group = ec2.create_security_group(GroupName="packer_1", Description="Temporary group for Packer")["GroupId"]
+    tagger.line("Authorizing access to port 22")
+    (left,) = leftovers.find(ec2, "default")
+    assert (left.kind, left.identity, left.build) == ("group", group, "20260101t000000z-0123abcd")
+    assert len(shown) == 3

@@ -193,7 +193,7 @@ class GroupTagger:
             ]
             if groups:
                 self._ec2.create_tags(Resources=[group["GroupId"] for group in groups], Tags=self._tags)
-            self._name = None
+                self._name = None
         except (ClientError, BotoCoreError) as error:
             self._name = None
             self._show(f"the security group {name} could not be tagged: {aws.explain(error).text}")
