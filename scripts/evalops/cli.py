@@ -30,6 +30,14 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Ctrl-C ends it with 130; click alone would say 1, which means that jobs failed."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(130)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by the sentences given here, without importing them."""
         rows = [(name, text) for name, (_, text) in self._lazy.items()]
@@ -41,10 +49,25 @@ class LazyGroup(click.Group):
 
 RUN_FLEET = ("evalops.commands.run:run_eval", "Run an evaluation on a fleet of workers.")
 CLOUD = ("evalops.commands.cloud:cloud", "Build and keep the worker AMI and the worker image.")
+RUN_LOCAL = ("evalops.commands.run_local:run_local", "Run an evaluation in this process.")
 FLEET = ("evalops.commands.fleet:fleet", "Watch and stop fleets.")
+INFRA = {
+    "infra": ("evalops.commands.infra:infra", "Plan, apply and check the AWS estate."),
+    "secrets": ("evalops.commands.infra:secrets", "Store provider keys in the estate."),
+}
+LOGS = {
+    "status": ("evalops.commands.status:status", "Check runs and their logs."),
+    "summarize": ("evalops.commands.summarize:summarize", "Write the dashboard's files of a run."),
+    "promote": ("evalops.commands.promote:promote", "Promote a run's files to the dashboard."),
+    "publish": ("evalops.commands.publish:publish", "Summarise and promote what has finished."),
+    "report": ("evalops.commands.report:report", "Write a run's HTML report."),
+    "log": ("evalops.commands.log:log", "Fetch logs."),
+    "view": ("evalops.commands.view:view", "Open logs in Inspect's viewer."),
+    "sandbox": ("evalops.commands.sandbox:sandbox", "Check and prepare Docker for sandboxes."),
+}
 
 
-@click.group(cls=LazyGroup, lazy={"fleet": RUN_FLEET})
+@click.group(cls=LazyGroup, lazy={"local": RUN_LOCAL, "fleet": RUN_FLEET})
 def _ies_run() -> None:
     """Run evaluations."""
 
@@ -54,7 +77,7 @@ def _ct_run() -> None:
     """Run evaluations."""
 
 
-@click.group(cls=LazyGroup, lazy={"fleet": FLEET})
+@click.group(cls=LazyGroup, lazy={**LOGS, **INFRA, "fleet": FLEET})
 @click.version_option(package_name="inspect-fleet")
 def ies() -> None:
     """Run Inspect evaluations, follow them, and publish their results."""

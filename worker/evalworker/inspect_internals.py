@@ -35,9 +35,9 @@ INTERNALS: dict[str, tuple[str, ...]] = {
     "inspect_ai._eval.eval_set_overrides": ("INSPECT_EVAL_SET_OVERRIDES", "EvalSetOverrides"),
     "inspect_ai._eval.eval_set_selection": ("INSPECT_EVAL_SET_SELECTION",),
     "inspect_ai._eval.evalset": ("GENERATE_CONFIG_FIELDS_TO_EXCLUDE",),
-    "inspect_ai._eval.loader": ("load_file_tasks", "load_tasks", "resolve_task_sandbox"),
-    "inspect_ai._sentinel._config": ("SentinelConfig",),
+    "inspect_ai._eval.loader": ("load_file_tasks", "load_tasks"),
     "inspect_ai._eval.task.util": ("task_run_dir",),
+    "inspect_ai._sentinel._config": ("SentinelConfig",),
     "inspect_ai._util.config": ("parse_cli_args", "resolve_args"),
     "inspect_ai._util.error": ("PrerequisiteError",),
     "inspect_ai._util.registry": ("registry_lookup",),
@@ -250,6 +250,11 @@ def parse_environment(values: tuple[str, ...] | list[str]) -> dict[str, str]:
     return {name: str(value) for name, value in parsed.items()}
 
 
+def parse_task_args(values: tuple[str, ...] | list[str]) -> dict[str, Any]:
+    """`-T NAME=VALUE` as Inspect reads it."""
+    return dict(_internal("inspect_ai._util.config", "parse_cli_args")(values))
+
+
 def read_config(file: str) -> Any:
     """What a YAML or JSON file that Inspect takes as an option's value holds; raises whatever reading it raises."""
     return _internal("inspect_ai._util.config", "resolve_args")(file)
@@ -441,26 +446,29 @@ def config_class(name: str) -> Any:
     return _internal(module, name)
 
 
-def docker_sandboxes(tasks: list[str]) -> list[tuple[str, str | None]]:
-    """(task name, configuration file) of the tasks' Docker sandboxes, each file once; None for Inspect's own default image.
+@dataclass(frozen=True)
+class SandboxOf:
+    """A sandbox that a task or one of its samples asks for. `folder` is the task's own, which relative files are in."""
 
-    Runs user code, as loading a task does. A configuration that is an object in Python is left out: it names no file.
-    """
-    resolve = _internal("inspect_ai._eval.loader", "resolve_task_sandbox")
-    found: dict[str | None, str] = {}
+    task: str
+    type: str
+    config: Any
+    folder: str
+
+
+def task_sandboxes(specs: list[str], task_args: dict[str, Any]) -> list[SandboxOf]:
+    """The sandboxes of tasks, those of single samples among them. Runs user code, which may raise anything."""
+    check_version()
+    load, run_dir = (
+        _internal("inspect_ai._eval.loader", "load_tasks"),
+        _internal("inspect_ai._eval.task.util", "task_run_dir"),
+    )
+    found: list[SandboxOf] = []
     with _inspect_sentences():
-        for task in _internal("inspect_ai._eval.loader", "load_tasks")(tasks):
-            default = resolve(task, None)
-            folder = Path(_internal("inspect_ai._eval.task.util", "task_run_dir")(task))
-            for spec in [default, *(sample.sandbox for sample in task.dataset)]:
-                if spec is None or spec.type != "docker":
-                    continue
-                if spec.config is None:
-                    if spec is default:
-                        found.setdefault(None, task.name)
-                elif isinstance(spec.config, str):
-                    found.setdefault(str((folder / spec.config).resolve()), task.name)
-    return [(task, config) for config, task in found.items()]
+        for task in load(specs, task_args):
+            wanted = [task.sandbox, *(sample.sandbox for sample in task.dataset)]
+            found += [SandboxOf(task.name, one.type, one.config, run_dir(task)) for one in wanted if one is not None]
+    return found
 
 
 def name_sandbox_projects(job_id: str, record: Path) -> None:

@@ -4,10 +4,13 @@ import os
 
 SETTINGS = "INSPECT_FLEET_PRELOAD"
 """Environment variable with a JSON object: `path` (directories to import from first; the first is where jobs run), `tasks` (specs to
-import ahead of the jobs), `environment` (variables of the jobs), `report` (a file to write)."""
+import ahead of the jobs), `environment` (variables of the jobs), `secrets` (names of those to be hidden), `report` (a file to write)."""
 
 PLACE = "INSPECT_FLEET_WORKER"
 """Environment variable: the directory of the unpacked `evalworker` that the agent was started with (`evalworker.boot`)."""
+
+threads = 1
+"""Python threads of the fork server when it had imported everything. A fork forgets all but its own, so jobs look here."""
 
 
 def restore() -> None:

@@ -10,14 +10,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from evalops.cloud import payload
 from evalops.cloud.payload import CloudError
+from evalops.sandbox.images import Image, ImagesError, of_tasks
 
 FOLDER = "sandboxes"
+GENERATED = "inspect-fleet.compose.yaml"
 MOST_BYTES = 200_000_000
 """The largest build context of a task: larger ones hold data that belongs elsewhere."""
 
@@ -46,21 +47,25 @@ def collect(tasks: list[str], images: Path | None) -> dict[str, bytes]:
     """The files for the build machine by path, empty when nothing is to be baked. Raises CloudError."""
     wanted = named_images(images) if images else []
     content: dict[str, bytes] = {}
-    for number, (task, config) in enumerate(_load(tasks) if tasks else []):
-        if config is None:
-            wanted.append("aisiuk/inspect-tool-support")  # what Inspect runs for a sandbox without configuration
-            continue
-        compose_file, compose = _compose(Path(config))
-        services = (compose.get("services") or {}).values()
-        wanted += [service["image"] for service in services if service.get("image") and not service.get("build")]
-        if any(service.get("build") for service in services):
-            prefix = f"{FOLDER}/projects/{number:03d}"
-            content[f"{prefix}/files.tar"] = _context(Path(config).parent, task, compose_file, compose)
-            content[f"{prefix}/compose.txt"] = compose_file.encode()
-            content[f"{prefix}/name.txt"] = task.encode()
+    found = _load(tasks) if tasks else []
+    wanted += [str(image.name) for image in found if not image.built]
+    projects = {_project(image): image for image in found if image.built}
+    for number, ((folder, file), image) in enumerate(sorted(projects.items())):
+        prefix, task = f"{FOLDER}/projects/{number:03d}", ", ".join(image.tasks)
+        content[f"{prefix}/files.tar"] = _context(Path(folder), task, None if file else image)
+        content[f"{prefix}/compose.txt"] = (file or GENERATED).encode()
+        content[f"{prefix}/name.txt"] = task.encode()
     if wanted:
         content[f"{FOLDER}/images.txt"] = ("\n".join(dict.fromkeys(wanted)) + "\n").encode()
     return content
+
+
+def _project(image: Image) -> tuple[str, str]:
+    """(folder that is shipped, Compose file in it): the task's own file, unless it builds what lies elsewhere."""
+    context = Path(str(image.context))
+    if image.compose is not None and context.is_relative_to(Path(image.compose).parent):
+        return str(Path(image.compose).parent), Path(image.compose).name
+    return str(context), ""
 
 
 def summary(content: dict[str, bytes]) -> str:
@@ -71,24 +76,13 @@ def summary(content: dict[str, bytes]) -> str:
     return text if len(text) <= 250 else text[:247] + "..."
 
 
-def _compose(config: Path) -> tuple[str, dict[str, Any]]:
-    """(file name, content) of a Compose file, or of the one that Inspect would make for a Dockerfile."""
-    if "dockerfile" in config.name.lower():
-        service = {"build": {"context": ".", "dockerfile": config.name}}
-        return "inspect-fleet.compose.yaml", {"services": {"default": service}}
-    try:
-        compose = yaml.safe_load(config.read_text())
-        if not isinstance(compose, dict):
-            raise ValueError("no mapping")
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise CloudError(f"{config} is no Compose file: {' '.join(str(error).split())}") from None
-    return config.name, compose
-
-
-def _context(folder: Path, task: str, compose_file: str, compose: dict[str, Any]) -> bytes:
-    """The folder of a sandbox as a tar, with modes (a program must stay one) and without times."""
+def _context(folder: Path, task: str, image: Image | None) -> bytes:
+    """The folder of a sandbox as a tar, with modes (a program must stay one) and without times; with a Compose file for `image`."""
     total = 0
-    entries = {compose_file: (yaml.safe_dump(compose).encode(), 0o644)}
+    entries: dict[str, tuple[bytes, int]] = {}
+    if image is not None:
+        service = {"build": {"context": ".", "dockerfile": image.dockerfile or "Dockerfile"}}
+        entries[GENERATED] = (yaml.safe_dump({"services": {"default": service}}).encode(), 0o644)
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if not path.is_file() or "__pycache__" in path.parts or ".git" in path.parts or name in entries:
@@ -103,8 +97,8 @@ def _context(folder: Path, task: str, compose_file: str, compose: dict[str, Any]
     return payload.tar_of(entries)
 
 
-def _load(tasks: list[str]) -> list[tuple[str, str | None]]:
-    """(task, configuration file) of the tasks' Docker sandboxes, each configuration once."""
+def _load(tasks: list[str]) -> list[Image]:
+    """The images of the tasks' Docker sandboxes, each once."""
     command = [sys.executable, "-P", "-m", "evalops.cloud.sandboxes", *map(_relative, tasks)]
     try:
         child = subprocess.run(command, capture_output=True, timeout=LOAD_S)
@@ -112,9 +106,8 @@ def _load(tasks: list[str]) -> list[tuple[str, str | None]]:
         raise CloudError(f"--tasks: loading the tasks took more than {LOAD_S // 60} minutes") from None
     if child.returncode != 0:
         last = (child.stderr.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
-        raise CloudError(f"--tasks: the tasks cannot be loaded: {last}")
-    listed: list[tuple[str, str | None]] = [tuple(entry) for entry in json.loads(child.stdout.splitlines()[-1])]
-    return listed
+        raise CloudError(f"--tasks: {last}")
+    return [Image(**entry) for entry in json.loads(child.stdout.splitlines()[-1])]
 
 
 def _relative(task: str) -> str:
@@ -124,10 +117,12 @@ def _relative(task: str) -> str:
 
 
 def main() -> None:
-    """The child: print what `inspect_internals.docker_sandboxes` finds."""
-    from evalworker.inspect_internals import docker_sandboxes
-
-    print(json.dumps(docker_sandboxes(sys.argv[1:])))  # noqa: T201
+    """The child: print the images that `evalops.sandbox.images` finds as one line of JSON."""
+    try:
+        found, _ = of_tasks(sys.argv[1:], {})
+    except ImagesError as error:
+        sys.exit(str(error))
+    print(json.dumps([image.as_json() for image in found]))  # noqa: T201
 
 
 if __name__ == "__main__":

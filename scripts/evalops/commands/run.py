@@ -18,6 +18,7 @@ from evalops.fleet.guards import Verdict
 from evalops.fleet.stream import Fenced
 from evalops.fleet.view import results_table
 from evalops.inspect_options import InspectCommand, TypedArguments, typed_arguments
+from evalops.report import build as report
 from evalops.settings import Settings, settings
 from evalops.ui import EXIT_FAILURES, EXIT_LEFT_RUNNING, EXIT_STOPPED, EXIT_USAGE, Failure, emit_json, fail, note
 from evalworker import prices
@@ -249,13 +250,19 @@ def follow(controller: Controller, surroundings: Settings, *, json_output: bool)
         _banner(controller)
     try:
         verdict = controller.run()
+    except ServiceError as error:
+        raise Failure(
+            f"{error}; the fleet has no controller now: ct fleet attach {controller.fleet_id} drives it on",
+            EXIT_LEFT_RUNNING,
+        ) from error
     except Fenced as error:
         raise Failure(str(error), EXIT_LEFT_RUNNING) from error
+    shown = _write_report(controller)
     if json_output:
-        emit_json(_done_record(controller, verdict))
+        emit_json(_done_record(controller, verdict) | {"report": shown})
     else:
         results_table(controller.ledger)
-        _closing(controller, verdict)
+        _closing(controller, verdict, shown)
     code = EXIT_CODES[verdict.ending]
     if verdict.ending == "cancelled" and controller.signal_number is not None:
         code = 128 + controller.signal_number
@@ -272,7 +279,16 @@ def _banner(controller: Controller) -> None:
     note(f"stop    Ctrl-C             or: ct fleet stop {fleet_id}")
 
 
-def _closing(controller: Controller, verdict: Verdict) -> None:
+def _write_report(controller: Controller) -> str | None:
+    """The run's HTML report beside its logs; what goes wrong there must not hide how the fleet ended."""
+    try:
+        return report.write(controller.storage, controller.fleet_id)
+    except Exception as error:
+        note(f"the report was not written: {type(error).__name__}: {error}")
+        return None
+
+
+def _closing(controller: Controller, verdict: Verdict, shown: str | None) -> None:
     fleet_id = controller.fleet_id
     for job in controller.ledger.jobs.values():
         if job.done is not None and job.done.status == "failed":
@@ -283,6 +299,8 @@ def _closing(controller: Controller, verdict: Verdict) -> None:
         note(f"the fleet ended early: {verdict.reason}")
     note(f"logs    {controller.storage.url(layout.working(fleet_id).rstrip('/'))}")
     note(f"events  {os.path.relpath(controller.stream.path)}")
+    if shown:
+        note(f"report  {shown}")
     if verdict.ending != "complete":
         note(f"resume  ct run eval --run-id {fleet_id}")
 
@@ -325,12 +343,12 @@ def _print_estimate(jobs: list[JobSpec], request: submit.Request, json_output: b
 
 def _detach() -> None:
     """Start the same command in a session of its own, pass on its launch record, and leave it running."""
-    words = [word for word in sys.argv[1:] if word != "--detach"]
+    words = ["--json" if word == "--detach" else word for word in sys.argv[1:]]
     folder = Path("logs", "fleet")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder, prefix="detached-", suffix=".log", delete=False) as log:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "evalops", Path(sys.argv[0]).name, *words, "--json"],
+            [sys.executable, "-P", "-m", "evalops", Path(sys.argv[0]).name, *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -21,8 +21,9 @@ from evalops.fleet.stream import EventStream, Fenced
 from evalops.fleet.view import ProgressLine
 from evalops.fleet.workers import LocalPool, NoPool, Pool, default_slots
 from evalops.settings import Settings
-from evalops.ui import EXIT_USAGE, fail
+from evalops.ui import EXIT_USAGE, fail, note
 from evalworker import aws, prices
+from evalworker.aws import ServiceError
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, Guards, JobSpec, Lane, Limits, Manifest
 from evalworker.contract.ids import new_run_id
@@ -44,6 +45,9 @@ CLAIM_TRIES = 5
 
 CONTROLLER_ALIVE_S = 60.0
 """A controller whose last sign of life is younger is taken for alive."""
+
+LONGEST = timedelta(days=365)
+"""No fleet means to live longer, and dates end."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +187,7 @@ def resume(
         }
     )
     manifest = manifest.model_copy(update=shipped)
+    shipping.check_no_secret(manifest)
     storage.put(layout.manifest(manifest.fleet_id), manifest.to_bytes())
     etag = storage.replace(layout.control(manifest.fleet_id), control.to_bytes(), stored.etag)
     return _begin(settings, storage, request, manifest, control, etag, ledger)
@@ -228,7 +233,16 @@ def close_abandoned(settings: Settings, storage: Storage, lane: Lane) -> None:
     What its workers had said goes to its own segments first, so its summary is true.
     """
     assert lane.fleet_id is not None
-    manifest = read_manifest(storage, settings, lane.fleet_id)
+    try:
+        manifest = Manifest.from_json(storage.get(layout.manifest(lane.fleet_id)).body)
+        control = Control.from_json(storage.get(layout.control(lane.fleet_id)).body)
+    except (Missing, Unreadable) as error:
+        note(f"the fleet {lane.fleet_id} has left no readable record ({error}): its lane {lane.name} is freed")
+        lanes.release(storage, lane)
+        return
+    if control.state == "ended":  # killed between its last word and the release
+        lanes.release(storage, lane)
+        return
     controller = _take_over(settings, storage, Request(quiet=True), manifest, lane, NoPool())
     controller.close("its deadline passed while nobody drove it")
 
@@ -284,8 +298,15 @@ def _begin(
     workers = min(request.workers, len(ledger.open_jobs))
     controller.stream.append([_fleet_start(manifest, control, ledger, workers)])
     controller.stream.store()
-    controller.start_workers()
-    controller.send_open_jobs()
+    try:
+        controller.start_workers()
+        controller.send_open_jobs()
+    except (ServiceError, OSError) as error:
+        controller.close("it could not be started")
+        fail(f"the fleet {manifest.fleet_id} could not be started: {error}")
+    except KeyboardInterrupt:  # workers would run on with nobody to drive them
+        controller.close("interrupted while it was started")
+        raise
     return controller
 
 
@@ -341,6 +362,7 @@ def _embedded_lane(settings: Settings, storage: Storage, manifest: Manifest, con
     try:
         served = embedded.start(settings.root, manifest.fleet_id, log, control.limits.visibility_s)
     except embedded.EmbeddedError as error:
+        storage.put(layout.control(manifest.fleet_id), control.model_copy(update={"state": "ended"}).to_bytes())
         fail(f"the queues on this machine did not start: {error}")
     return lanes.register(storage, served.lane, manifest.fleet_id, manifest.owner, control.deadline)
 
@@ -476,4 +498,6 @@ def deadline_of(text: str) -> timedelta:
         raise ValueError(f"{text!r} is no duration: write 90m, 12h or 2d") from None
     if found <= timedelta(0):
         raise ValueError(f"{text!r} is over before it begins")
+    if found > LONGEST:
+        raise ValueError(f"{text!r} is too long: {LONGEST.days} days at the most")
     return found
