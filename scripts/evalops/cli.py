@@ -48,6 +48,7 @@ class LazyGroup(click.Group):
 
 
 RUN_FLEET = ("evalops.commands.run:run_eval", "Run an evaluation on a fleet of workers.")
+CLOUD = ("evalops.commands.cloud:cloud", "Build and keep the worker AMI and the worker image.")
 RUN_LOCAL = ("evalops.commands.run_local:run_local", "Run an evaluation in this process.")
 FLEET = ("evalops.commands.fleet:fleet", "Watch and stop fleets.")
 INFRA = {
@@ -83,7 +84,7 @@ def ies() -> None:
     load_env()
 
 
-@click.group(cls=LazyGroup, lazy={"fleet": FLEET})
+@click.group(cls=LazyGroup, lazy={"fleet": FLEET, "cloud": CLOUD})
 @click.version_option(package_name="inspect-fleet")
 def ct() -> None:
     """Run Inspect evaluations on a fleet of workers."""

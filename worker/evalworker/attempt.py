@@ -15,7 +15,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from evalworker import job, partials, publish, redact
+from evalworker import containers, job, partials, publish, redact
 from evalworker.contract import layout
 from evalworker.contract.documents import JobSpec, Manifest
 from evalworker.contract.failures import Category, retry_delay
@@ -148,6 +148,7 @@ class Attempt:
             with self._receiving:
                 self._over = True
                 self.worker.keeper.release(self.received.receipt)
+            containers.clean_up(self._dir, self.worker.log)
             shutil.rmtree(self._dir, ignore_errors=True)
 
     def _fail_unrecorded(self, error: StorageError) -> None:
@@ -210,6 +211,7 @@ class Attempt:
 
     def _try_again(self) -> None:
         self.heard = _Heard()
+        containers.clean_up(self._dir, self.worker.log)
         shutil.rmtree(self._dir, ignore_errors=True)
         self._try_once()
 

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-from evalworker import preload_settings, redact
+from evalworker import containers, preload_settings, redact
 from evalworker.contract.documents import JobSpec
 from evalworker.contract.failures import EXIT_CONFIG
 from evalworker.contract.ids import sample_key
@@ -270,6 +270,7 @@ def _run(order: Order, line: AgentLine) -> tuple[JobEnd, int]:
         streaming.on_task = share.apply
         line.follow_share(share.change)
         streamer.start(streaming)
+        inspect_internals.name_sandbox_projects(spec.job_id, log_dir.with_name(containers.RECORD))
         from inspect_ai import eval_set
 
         with Lookout(streaming, tell, order.hung_after_s, order.on_hung), line.interruptible():
