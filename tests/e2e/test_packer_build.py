@@ -117,7 +117,9 @@ def nothing_left(cloud: ec2_bench.Cloud) -> bool:
 def cloud(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ec2_bench.Cloud]:
     """Another cloud, whose stock image is the one that was built."""
     image = "inspect-fleet-test/provisioned:latest"
-    dockerfile = f"FROM {built.image}\nRUN touch /etc/inspect-fleet/disabled /etc/cloud/cloud-init.disabled && ssh-keygen -A\n"
+    dockerfile = (
+        f"FROM {built.image}\nRUN touch /etc/inspect-fleet/disabled /etc/cloud/cloud-init.disabled && ssh-keygen -A\n"
+    )
     docker("build", "--quiet", "--tag", image, "-", stdin=dockerfile.encode())
     with ec2_bench.cloud(tmp_path_factory.mktemp("failing"), image) as found:
         yield found
