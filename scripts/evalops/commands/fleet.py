@@ -109,8 +109,16 @@ def status(fleet_id: str, json_output: bool) -> None:
     )
     if sight.workers:
         click.echo()
-        rows = [[w.instance_id, w.lifecycle, w.slots, w.state, stamp(w.since)] for w in sight.workers.values()]
+        rows = [
+            [w.instance_id, w.lifecycle, w.slots, _worker_state(sight, w), stamp(w.since)]
+            for w in sight.workers.values()
+        ]
         ui.table(["worker", "lifecycle", "slots", "state", "online since"], rows, right=["slots"])
+
+
+def _worker_state(sight: look.Sight, worker: look.WorkerRow) -> str:
+    """A worker that leaves when its fleet ends sends no word of it."""
+    return "ended" if sight.control.state == "ended" and worker.state == "online" else worker.state
 
 
 def _job_row(job: Any) -> list[object]:
@@ -119,7 +127,7 @@ def _job_row(job: Any) -> list[object]:
     if job.done is not None:
         counts = (job.done.samples.completed, job.done.samples.errored, job.done.samples.total)
     shown = job.status
-    if job.done is not None and job.done.failure_category is not None:
+    if job.done is not None and job.done.failure_category not in (None, job.status):
         shown += f": {job.done.failure_category}"
     return [
         job.spec.name,
@@ -160,7 +168,7 @@ def _status_record(sight: look.Sight) -> dict[str, Any]:
             for job in sight.ledger.jobs.values()
         ],
         "workers": [
-            {"instance_id": w.instance_id, "lifecycle": w.lifecycle, "slots": w.slots, "state": w.state}
+            {"instance_id": w.instance_id, "lifecycle": w.lifecycle, "slots": w.slots, "state": _worker_state(sight, w)}
             for w in sight.workers.values()
         ],
     }

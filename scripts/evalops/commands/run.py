@@ -355,7 +355,9 @@ def _print_estimate(jobs: list[JobSpec], request: submit.Request, json_output: b
     if json_output:
         emit_json(found)
         return
-    click.echo(f"{found['jobs']} jobs, {found['samples']} samples, {found['workers']} workers")
+    click.echo(
+        ", ".join(f"{found[name]} {name[: -(found[name] == 1) or None]}" for name in ("jobs", "samples", "workers"))
+    )
 
 
 def _detach() -> None:

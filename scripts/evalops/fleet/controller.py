@@ -427,7 +427,9 @@ class Controller:
         for lost in self.pool.ended():
             self._lost(lost)
         if self._stopping_since is None and self.ledger.open_jobs and self.pool.alive == 0 and self._verdict is None:
-            self._replace()
+            self._beat()  # the workers may have obeyed `ct fleet stop` before this controller has read it
+            if self._stopping_since is None:
+                self._replace()
 
     def _lost(self, lost: Lost) -> None:
         worker = self._workers.pop(lost.instance_id, None)
