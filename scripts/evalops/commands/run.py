@@ -196,6 +196,8 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
         fail(
             f"with --run-id alone the run keeps its own options: to change {typed[0]}, repeat the whole command with --run-id"
         )
+    if planned and not options["json_output"]:
+        note("loading the tasks …")
     jobs = _plan(given, luggage) if resumed is None or planned else resumed.jobs
     if options["estimate"]:
         _print_estimate(jobs, request, options["json_output"])
@@ -318,6 +320,8 @@ def _closing(controller: Controller, verdict: Verdict, shown: str | None) -> Non
     note(f"events  {os.path.relpath(controller.stream.path)}")
     if shown:
         note(f"report  {shown}")
+    if verdict.ending != "complete" and any(True for _ in controller.storage.list(layout.partials(fleet_id))):
+        note(f"partial {controller.storage.url(layout.partials(fleet_id).rstrip('/'))} (where a resume goes on)")
     if verdict.ending != "complete":
         note(f"resume  ct run eval --run-id {fleet_id}")
 
