@@ -1,5 +1,7 @@
 """`ies view`: Inspect's viewer on one log file or on a run."""
 
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -55,5 +57,8 @@ def directory_of(file: str, folder: Path) -> Path:
     path = Path(file).absolute()
     if not path.is_file():
         ui.fail(f"There is no file {path}.")
-    (folder / path.name).symlink_to(path)
+    try:
+        os.link(path, folder / path.name)  # the viewer passes over symbolic links
+    except OSError:  # another file system
+        shutil.copyfile(path, folder / path.name)
     return folder
