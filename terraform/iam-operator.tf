@@ -13,8 +13,8 @@ locals {
       Look = {
         on = ["*"]
         read = concat(
-          [for what in ["AvailabilityZones", "Images", "InstanceTypes", "InternetGateways", "LaunchTemplates", "LaunchTemplateVersions", "NetworkAcls",
-          "NetworkInterfaces", "PrefixLists", "RouteTables", "SecurityGroups", "SecurityGroupRules", "Subnets", "VpcEndpoints", "Vpcs"] : "ec2:Describe${what}"],
+          [for what in ["AvailabilityZones", "Images", "InstanceTypes", "InternetGateways", "KeyPairs", "LaunchTemplates", "LaunchTemplateVersions", "NetworkAcls",
+          "NetworkInterfaces", "PrefixLists", "RouteTables", "SecurityGroups", "SecurityGroupRules", "Snapshots", "Subnets", "VpcEndpoints", "Vpcs"] : "ec2:Describe${what}"],
           ["batch:DescribeComputeEnvironments", "batch:DescribeJobDefinitions", "batch:DescribeJobQueues"],
           ["ssm:DescribeParameters", "ecr:GetAuthorizationToken"],
         )
@@ -34,6 +34,12 @@ locals {
         on     = ["${local.ec2_arn}:instance/*"]
         read   = ["ec2:GetInstanceUefiData"]
         change = []
+      }
+      # `ct cloud clean-amis`: old images with their snapshots, and what a killed build left. Images and snapshots have no account.
+      OldImages = {
+        on     = ["${local.ec2_arn}:key-pair/*", "${local.arn}:ec2:${local.region}::image/*", "${local.arn}:ec2:${local.region}::snapshot/*"]
+        read   = []
+        change = ["ec2:DeleteKeyPair", "ec2:DeleteSnapshot", "ec2:DeregisterImage"]
       }
       Templates = {
         on     = ["${local.ec2_arn}:launch-template/*"]
@@ -93,7 +99,7 @@ locals {
       }
       Parameters = {
         on     = ["${local.ssm_arn}/*"]
-        read   = ["ssm:GetParameter", "ssm:ListTagsForResource"]
+        read   = ["ssm:GetParameter", "ssm:GetParameters", "ssm:ListTagsForResource"]
         change = ["ssm:AddTagsToResource", "ssm:DeleteParameter", "ssm:PutParameter", "ssm:RemoveTagsFromResource"]
       }
       Registry = {

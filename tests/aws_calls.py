@@ -15,6 +15,8 @@ import botocore.session
 ROLES = (
     ("evalops.infra", ("operator", "researcher")),
     ("evalops.commands.infra", ("operator", "researcher")),
+    ("evalops.cloud", ("operator", "researcher")),
+    ("evalops.commands.cloud", ("operator", "researcher")),
     ("evalops", ("researcher",)),
     ("evalworker", ("worker", "researcher")),
     ("inspect_ai", ("worker", "researcher", "batch_job")),
