@@ -1,6 +1,41 @@
-"""For all tests: property tests never judge the time that something took, because a machine may be busy."""
+"""For all tests: property tests never judge the time that something took, because a machine may be busy; and every session records the
+AWS calls of the project's code and fails if one is not in terraform/iam-calls.json.
 
+With INSPECT_FLEET_CALLS=DIR the record is kept there; `test_iam_calls.py` compares a whole suite's record the other way round.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import aws_calls
+import iam_calls
 
 settings.register_profile("fleet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fleet")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Record from the start; processes of pytest-xdist share the directory of the one that started them."""
+    if "INSPECT_FLEET_CALLS" not in os.environ:
+        os.environ["INSPECT_FLEET_CALLS"] = tempfile.mkdtemp(prefix="inspect-fleet-calls-")
+    aws_calls.install(Path(os.environ["INSPECT_FLEET_CALLS"]))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Compare; only in the process that ends last."""
+    if hasattr(session.config, "workerinput"):
+        return
+    missing = iam_calls.missing(aws_calls.recorded(Path(os.environ["INSPECT_FLEET_CALLS"])))
+    if missing:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print("\nAWS calls that terraform/iam-calls.json does not have for any of their roles:", file=sys.stderr)
+        for line in missing:
+            print(f"  {line}", file=sys.stderr)

@@ -1,0 +1,92 @@
+"""The recorder of AWS calls, the map, and their comparison."""
+
+import os
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto import mock_aws
+
+import aws_calls
+import iam_calls
+
+CREDENTIALS = {"region_name": "us-east-1", "aws_access_key_id": "x", "aws_secret_access_key": "x"}
+
+
+def module(name: str, source: str) -> dict[str, Any]:
+    """A module of that name with functions of `source`."""
+    made = types.ModuleType(name)
+    exec(source, made.__dict__)
+    return made.__dict__
+
+
+def test_the_map_is_well_formed() -> None:
+    assert len(iam_calls.entries()) > 150
+    for call, entry in iam_calls.entries().items():
+        assert call.count(":") == 1 and entry["callers"], call
+        assert set(entry["callers"]) <= set(iam_calls.ROLES), call
+        assert all(action.count(":") == 1 and "*" not in action for action in entry["actions"]), call
+    assert set(iam_calls.entries()["ec2:CreateFleet"]["actions"]) == {
+        "ec2:CreateFleet", "ec2:RunInstances", "ec2:CreateTags", "iam:PassRole", "ssm:GetParameters",
+    }  # fmt: skip
+
+
+def test_calls_of_the_project_are_recorded_and_those_of_tests_are_not() -> None:
+    directory = Path(os.environ["INSPECT_FLEET_CALLS"])
+    call = "def call(client):\n    return client.list_buckets()\n"
+    with mock_aws():
+        client = boto3.client("s3", **CREDENTIALS)  # type: ignore[call-overload]
+        client.list_buckets()
+        mine = directory / f"{os.getpid()}.tsv"
+        before = mine.read_text() if mine.exists() else ""
+        assert "s3:ListBuckets" not in before
+        module("evalworker.probe_of_the_recorder", call)["call"](client)
+    lines = mine.read_text().splitlines()
+    assert lines[-1] == "evalworker\tworker,researcher\ts3:ListBuckets"
+    mine.write_text(before)  # it is no call that the project makes
+
+
+@pytest.mark.parametrize(
+    ("stack", "package"),
+    [
+        (["evalworker.storage.s3"], "evalworker"),
+        (["evalops.fleet.controller", "evalworker.storage.s3"], "evalops"),
+        (["evalops.commands.infra", "evalops.infra.guard"], "evalops.commands.infra"),
+        (["inspect_ai.log", "s3fs.core"], "inspect_ai"),
+        (["evalworker.publish", "inspect_ai.log", "s3fs.core"], "evalworker"),
+        (["s3fs.core"], "s3fs"),
+        (["evalopsy"], None),
+    ],
+)
+def test_the_outermost_module_of_ours_tells_the_role(stack: list[str], package: str | None) -> None:
+    def innermost() -> Any:
+        return aws_calls.role_names(sys._getframe())
+
+    run: Callable[[], Any] = innermost
+    for name in reversed(stack):
+        run = _through(name, run)
+    found = run()
+    assert (found[0] if found else None) == package
+
+
+def _through(name: str, inner: Callable[[], Any]) -> Callable[[], Any]:
+    outer: Callable[[Callable[[], Any]], Any] = module(name, "def call(inner):\n    return inner()\n")["call"]
+    return lambda: outer(inner)
+
+
+def test_missing_and_unused() -> None:
+    roles = ("worker", "researcher")
+    assert iam_calls.missing({("evalworker", roles, "s3:GetObject")}) == []
+    assert iam_calls.missing({("evalworker", roles, "s3:PutBucketAcl")}) == [
+        "s3:PutBucketAcl by evalworker (as worker or researcher)"
+    ]
+    everything = iam_calls.unused(set())
+    assert "sqs:ReceiveMessage of worker (evalworker)" in everything
+    assert not any(line.startswith(("ec2:CreateFleet", "kms:")) for line in everything)
+    assert "sqs:ReceiveMessage of worker (evalworker)" not in iam_calls.unused(
+        {("evalworker", roles, "sqs:ReceiveMessage")}
+    )
