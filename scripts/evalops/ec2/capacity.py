@@ -7,13 +7,12 @@ of EC2 holds 5 calls and gains 2 a second, so many instances are asked for at on
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from evalworker import aws
-
-Market = Literal["spot", "on-demand"]
+from evalworker.contract.documents import Market
 
 RETRYABLE = frozenset(
     {
@@ -45,15 +44,15 @@ MAX_OVERRIDES = 300
 
 @dataclass(frozen=True)
 class Source:
-    """What instances are launched from: launch templates and instance types by architecture, and subnets.
+    """What instances are launched from: launch templates, instance types and images by architecture, and subnets.
 
-    `image` overrides the template's own.
+    An image given here overrides the template's own, so that all workers of a fleet have the same.
     """
 
     templates: dict[str, str]
     instance_types: dict[str, list[str]]
     subnets: list[str]
-    image: str | None = None
+    images: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,11 +75,15 @@ class LaunchError:
 
 @dataclass
 class Launched:
-    """What came of a request: instances, and errors by whether another try may help."""
+    """What came of a request: instances, and errors by whether another try may help.
+
+    `unclear`: no answer came, so EC2 may have launched what was asked for; the same request with the same token tells.
+    """
 
     instances: list[Instance] = field(default_factory=list)
     retryable: list[LaunchError] = field(default_factory=list)
     final: list[LaunchError] = field(default_factory=list)
+    unclear: bool = False
 
     def add(self, other: "Launched") -> None:
         """Take another answer's parts."""
@@ -97,17 +100,18 @@ def request(source: Source, count: int, market: Market, tags: dict[str, str], to
         token: makes a repeated call one call (`ClientToken`).
     """
     configurations = []
+    room = MAX_OVERRIDES
     for architecture, template in source.templates.items():
+        image = {"ImageId": source.images[architecture]} if architecture in source.images else {}
         overrides = [
-            {"InstanceType": type_, "SubnetId": subnet, **({"ImageId": source.image} if source.image else {})}
+            {"InstanceType": type_, "SubnetId": subnet, **image}
             for type_ in source.instance_types.get(architecture, [])
             for subnet in source.subnets
-        ]
+        ][:room]
+        room -= len(overrides)
         if overrides:
             specification = {"LaunchTemplateId": template, "Version": "$Default"}
-            configurations.append(
-                {"LaunchTemplateSpecification": specification, "Overrides": overrides[:MAX_OVERRIDES]}
-            )
+            configurations.append({"LaunchTemplateSpecification": specification, "Overrides": overrides})
     capacity = {"TotalTargetCapacity": count, "DefaultTargetCapacityType": market}
     return {
         "Type": "instant",
@@ -124,12 +128,25 @@ def request(source: Source, count: int, market: Market, tags: dict[str, str], to
 
 
 def launch(client: Any, source: Source, count: int, market: Market, tags: dict[str, str], token: str) -> Launched:
-    """Ask once for `count` instances. Never raises for what EC2 answers: it is in the result."""
+    """Ask once for `count` instances. What EC2 answers is in the result; raises ServiceError for unusable credentials alone."""
     try:
         answer = client.create_fleet(**request(source, count, market, tags, token))
-    except (ClientError, BotoCoreError) as error:
-        return sort([explain(error, market, count)])
-    found = sort(_errors(answer, market, count))
+    except ClientError as error:
+        fault = aws.explain(error)
+        if fault.credentials:
+            raise aws.ServiceError.of(error, "EC2 cannot be asked for instances") from error
+        body = error.response.get("Error", {})
+        return sort([explain(body.get("Code", ""), body.get("Message", ""), market, count)])
+    except BotoCoreError as error:
+        fault = aws.explain(error)
+        if fault.credentials:
+            raise aws.ServiceError.of(error, "EC2 cannot be asked for instances") from error
+        text = f"EC2 cannot be asked for instances: {fault.text}"
+        return Launched(retryable=[LaunchError(fault.code, text, True)], unclear=True)
+    found = sort(
+        explain(entry.get("ErrorCode", ""), entry.get("ErrorMessage", ""), market, count)
+        for entry in answer.get("Errors", [])
+    )
     for entry in answer.get("Instances", []):
         found.instances += [
             Instance(instance_id, entry.get("InstanceType", ""), entry.get("Lifecycle", market))
@@ -139,55 +156,47 @@ def launch(client: Any, source: Source, count: int, market: Market, tags: dict[s
 
 
 def sort(errors: Iterable[LaunchError]) -> Launched:
-    """Errors by whether another try may help, each sentence once."""
+    """Errors by whether another try may help; of each code the first, since every override may give the same one."""
     found = Launched()
-    for error in dict.fromkeys(errors):
-        (found.retryable if error.retryable else found.final).append(error)
+    for error in {error.code: error for error in reversed(list(errors))}.values():
+        (found.retryable if error.retryable else found.final).insert(0, error)
     return found
 
 
-def _errors(answer: dict[str, Any], market: Market, count: int) -> list[LaunchError]:
-    return [
-        _sentence(entry.get("ErrorCode", ""), entry.get("ErrorMessage", ""), market, count)
-        for entry in answer.get("Errors", [])
-    ]
-
-
-def explain(error: Exception, market: Market, count: int) -> LaunchError:
-    """What an exception of the call means."""
-    if not isinstance(error, ClientError):
-        fault = aws.explain(error)
-        return LaunchError(fault.code, f"EC2 cannot be asked for instances: {fault.text}", fault.retryable)
-    body = error.response.get("Error", {})
-    return _sentence(body.get("Code", ""), body.get("Message", ""), market, count)
-
-
-def _sentence(code: str, message: str, market: Market, count: int) -> LaunchError:
+def explain(code: str, message: str, market: Market, count: int) -> LaunchError:
     """Plain words for EC2's codes. Throttling hides among capacity errors, so the message is looked at as well."""
     if "request limit exceeded" in message.lower():
         code = "RequestLimitExceeded"
-    retryable = code in RETRYABLE
     if code in ("VcpuLimitExceeded", "MaxSpotInstanceCountExceeded"):
-        name, quota = QUOTAS[market]
-        limit = re.search(r"limit of (\d+)", message)
-        has = f" is {limit[1]} vCPUs" if limit else " is used up"
-        text = (
-            f"the quota {name} ({quota}){has}: {count} more {market} workers do not fit; ask for more in Service Quotas"
-        )
-        return LaunchError(code, text, retryable)
+        return LaunchError(code, _quota_text(message, market, count), code in RETRYABLE)
+    no_capacity = f"EC2 has no {market} capacity for these instance types and subnets now"
+    gone = "the launch template is gone: run `make apply`"
+    unverified = "this AWS account may not launch instances yet: wait for AWS's mail, usually within hours"
+    image = "choose another with --ami or `ct cloud amis --activate`, or run `make ami`"
     texts = {
-        "InsufficientInstanceCapacity": f"EC2 has no {market} capacity for these instance types and subnets now",
-        "UnfulfillableCapacity": f"EC2 has no {market} capacity for these instance types and subnets now",
-        "PendingVerification": "this AWS account is not verified for EC2 yet: wait for AWS's mail, usually within hours",
-        "InvalidLaunchTemplateId.NotFound": "the launch template is gone: run `make apply`",
-        "InvalidLaunchTemplateName.NotFoundException": "the launch template is gone: run `make apply`",
-        "InvalidAMIID.NotFound": "the worker image is gone: run `make ami`, or choose one with `ct cloud amis --activate`",
-        "InvalidAMIID.Unavailable": "the worker image is not available yet: wait, or choose another with `ct cloud amis --activate`",
+        "InsufficientInstanceCapacity": no_capacity,
+        "InsufficientCapacity": no_capacity,
+        "UnfulfillableCapacity": no_capacity,
+        "PendingVerification": unverified,
+        "Blocked": unverified,
+        "InvalidLaunchTemplateId.NotFound": gone,
+        "InvalidLaunchTemplateId.NotFoundException": gone,
+        "InvalidLaunchTemplateName.NotFoundException": gone,
+        "InvalidSubnetID.NotFound": "a subnet of the estate is gone: run `make apply`",
+        "InvalidAMIID.NotFound": f"the worker image is gone: {image}",
+        "InvalidAMIID.Unavailable": f"the worker image is not available: {image}",
         "InvalidParameterValue": f"EC2 refused a parameter: {message}",
         "RequestLimitExceeded": "EC2 throttles this account's calls; they are repeated more slowly",
         "UnauthorizedOperation": f"these credentials may not launch workers: {message}",
     }
-    return LaunchError(code, texts.get(code) or f"EC2 answered {code}: {message}", retryable)
+    return LaunchError(code, texts.get(code) or f"EC2 answered {code}: {message}", code in RETRYABLE)
+
+
+def _quota_text(message: str, market: Market, count: int) -> str:
+    name, quota = QUOTAS[market]
+    limit = re.search(r"limit of (\d+)", message)
+    has = f" is {limit[1]} vCPUs" if limit else " is used up"
+    return f"the quota {name} ({quota}){has}: {count} more {market} workers do not fit; ask for more in Service Quotas"
 
 
 def decode_denial(sts: Any, message: str) -> str:

@@ -79,7 +79,11 @@ class EventStream:
         wake up and write, and shall write to the file that nobody looks at any more.
         """
         size = partial.stat().st_size
-        with contextlib.suppress(FileNotFoundError), self.path.open("r+b") as live, contextlib.suppress(BlockingIOError):
+        with (
+            contextlib.suppress(FileNotFoundError),
+            self.path.open("r+b") as live,
+            contextlib.suppress(BlockingIOError),
+        ):
             fcntl.flock(live, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if self.path.stat().st_size >= size and _same_start(self.path, partial, size):
                 os.truncate(self.path, size)
