@@ -40,10 +40,21 @@ class LazyGroup(click.Group):
 
 
 RUN_FLEET = ("evalops.commands.run:run_eval", "Run an evaluation on a fleet of workers.")
+RUN_LOCAL = ("evalops.commands.run_local:run_local", "Run an evaluation in this process.")
 FLEET = ("evalops.commands.fleet:fleet", "Watch and stop fleets.")
+LOGS = {
+    "status": ("evalops.commands.status:status", "Check runs and their logs."),
+    "summarize": ("evalops.commands.summarize:summarize", "Write the dashboard's files of a run."),
+    "promote": ("evalops.commands.promote:promote", "Promote a run's files to the dashboard."),
+    "publish": ("evalops.commands.publish:publish", "Summarise and promote what has finished."),
+    "report": ("evalops.commands.report:report", "Write a run's HTML report."),
+    "log": ("evalops.commands.log:log", "Fetch logs."),
+    "view": ("evalops.commands.view:view", "Open logs in Inspect's viewer."),
+    "sandbox": ("evalops.commands.sandbox:sandbox", "Check and prepare Docker for sandboxes."),
+}
 
 
-@click.group(cls=LazyGroup, lazy={"fleet": RUN_FLEET})
+@click.group(cls=LazyGroup, lazy={"local": RUN_LOCAL, "fleet": RUN_FLEET})
 def _ies_run() -> None:
     """Run evaluations."""
 
@@ -53,7 +64,7 @@ def _ct_run() -> None:
     """Run evaluations."""
 
 
-@click.group(cls=LazyGroup, lazy={"fleet": FLEET})
+@click.group(cls=LazyGroup, lazy={**LOGS, "fleet": FLEET})
 @click.version_option(package_name="inspect-fleet")
 def ies() -> None:
     """Run Inspect evaluations, follow them, and publish their results."""

@@ -302,3 +302,17 @@ def without_base_url(value: Any) -> Any:
         hidden = {"base_url"} if value.get("$type") == "Model" else set()
         return {key: without_base_url(item) for key, item in value.items() if key not in hidden}
     return value
+
+
+def given_names(ctx: click.Context) -> tuple[list[str], list[str]]:
+    """The task specs and model names that an `InspectCommand` was given, from wherever; [] for none."""
+    params = ctx.meta[_META]
+    return collect_tasks(*(params.get(name) or () for name in _TASK_PARAMS)), split_names(params.get("model") or ())
+
+
+def suppose(ctx: click.Context, *, tasks: list[str] | None = None, models: list[str] | None = None) -> None:
+    """Go on as if these had been given: for a retry, whose manifest knows them. Call before `typed_arguments`."""
+    if tasks is not None:
+        ctx.meta[_META] |= {"tasks": tuple(tasks), "task_names": ()}
+    if models is not None:
+        ctx.meta[_META]["model"] = tuple(models)

@@ -285,7 +285,7 @@ def bench_sample_latency() -> list[Figure]:
     """How long after its end a sample's line stands in events.jsonl, while samples end at 50 a second."""
     with scratch() as folder:
         file = fleet_tasks.write(folder, "many", {"many": 1000})
-        pace = ["-M", "latency=0.17", "-M", "jitter=0.5"]
+        pace = ["-M", "latency=0.15", "-M", "jitter=0.5"]
         fleet = run_fleet(folder, file, "--model", MODEL, *pace, "--slots", "1")
         ends = sample_ends(fleet)
         results = fleet.of("result")

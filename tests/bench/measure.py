@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,36 +25,26 @@ class Spent:
 
 def command(words: list[str], folder: Path, environment: Mapping[str, str]) -> Spent:
     """Run one command to its end; raises RuntimeError with its output unless it ends with 0."""
-    return commands([words], folder, environment, at_once=1)
+    with tempfile.TemporaryFile() as output:
+        started = time.monotonic()
+        process = subprocess.Popen(
+            words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        wall = time.monotonic() - started
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != 0:
+            output.seek(0)
+            raise RuntimeError(f"{words} ended with {process.returncode}: {output.read().decode()[-2000:]}")
+    return Spent(wall, usage.ru_utime + usage.ru_stime)
 
 
 def commands(many: Iterable[list[str]], folder: Path, environment: Mapping[str, str], at_once: int) -> Spent:
     """Run commands, at most `at_once` at a time: the whole time, and the CPU of all of them."""
-    waiting = list(many)
     started = time.monotonic()
-    running: dict[int, tuple[subprocess.Popen[bytes], Path]] = {}
-    cpu = 0.0
-    with tempfile.TemporaryDirectory() as outputs:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                output = Path(outputs, f"{len(waiting)}.txt")
-                with output.open("wb") as file:
-                    process = subprocess.Popen(
-                        waiting.pop(0),
-                        cwd=folder,
-                        env=environment,
-                        stdin=subprocess.DEVNULL,
-                        stdout=file,
-                        stderr=subprocess.STDOUT,
-                    )
-                running[process.pid] = process, output
-            pid, status, usage = os.wait4(-1, 0)
-            process, output = running.pop(pid)
-            process.returncode = os.waitstatus_to_exitcode(status)
-            if process.returncode != 0:
-                raise RuntimeError(f"{process.args} ended with {process.returncode}: {output.read_text()[-2000:]}")
-            cpu += usage.ru_utime + usage.ru_stime
-    return Spent(time.monotonic() - started, cpu)
+    with ThreadPoolExecutor(at_once) as pool:
+        spent = list(pool.map(lambda words: command(words, folder, environment), many))
+    return Spent(time.monotonic() - started, sum(one.cpu_s for one in spent))
 
 
 def process_cpu(pid: int) -> float:

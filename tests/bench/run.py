@@ -73,6 +73,7 @@ def save(figures: dict[str, list[Figure]], moment: datetime) -> Path:
     record: dict[str, Any] = {
         "ts": moment.isoformat(timespec="seconds"),
         "cpus": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "figures": [{"benchmark": name} | figure.to_dict() for name, found in figures.items() for figure in found],
     }
@@ -83,6 +84,13 @@ def save(figures: dict[str, list[Figure]], moment: datetime) -> Path:
     return path
 
 
+def _warn_if_busy() -> None:
+    """Ratios and CPU bear other work on the machine, plain times do not."""
+    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cpus / 2:
+        ui.note(f"the machine is busy (load {load:.1f} on {cpus} CPUs): times in seconds will be longer than they are")
+
+
 def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description="Run the benchmarks.")
@@ -90,6 +98,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the names and stop")
     options = parser.parse_args()
     moment = datetime.now(UTC)
+    _warn_if_busy()
     found: dict[str, list[Figure]] = {}
     broken = False
     for name, benchmark in benchmarks(options.names):

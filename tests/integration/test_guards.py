@@ -151,7 +151,9 @@ def test_a_failed_canary_stops_the_fleet(folder: Path) -> None:
     fleet = fleets.run(folder, ARITHMETIC, CHOICES, *GOOD, "--canary", "-M", "error=Question 1.", "-T", "n=9")
     stopped(fleet, "the canary of arithmetic with scripted/good failed (task_error): its first sample errored: ")
     assert (fleet.summary["completed"], fleet.summary["failed"], fleet.summary["cancelled"]) == (0, 1, 1)
-    assert len(fleet.of("result")) <= 2
+    ran = [event for event in fleet.of("result") if not (event["error"] or "").startswith("Cancelled")]
+    assert [event["sample_id"] for event in ran if event["task"] == "arithmetic"] == [1]
+    assert len([event for event in ran if event["task"] == "choices"]) <= 1
 
 
 def test_first_jobs_that_all_fail_alike_stop_the_fleet(folder: Path) -> None:
@@ -169,7 +171,7 @@ def test_a_silent_fleet_says_what_it_waits_for_and_stops(folder: Path) -> None:
     assert silences
     assert "arithmetic with scripted/good: 2 samples in flight, the oldest" in silences[-1]["waiting_for"]
     hung = {event["sample_id"]: event for event in fleet.of("stalled") if "job_id" in event}
-    assert hung.keys() == {1, 2}
+    assert hung.keys() == {1}  # a call that is tried again and again is pressure, not silence
     assert (hung[1]["task"], hung[1]["waiting_for"], hung[1]["ended"]) == (
         "arithmetic",
         "a call of scripted/good",

@@ -236,10 +236,12 @@ def test_tasks_that_are_not_there(folder: Path, spec: str, text: str) -> None:
 
 def test_a_file_or_directory_without_a_task(folder: Path) -> None:
     (folder / "none.py").write_text("x = 1\n")
-    (folder / "empty").mkdir()
+    (folder / "without_tasks").mkdir()
     assert "none.py" in refusal(folder, "none.py").sentence
     assert refusal(folder, "tasks.py", "none.py").sentence == "none.py: there is no function with @task in this file"
-    assert refusal(folder, "tasks.py", "empty").sentence.startswith("empty: there is no file with a @task function")
+    assert refusal(folder, "tasks.py", "without_tasks").sentence.startswith(
+        "without_tasks: there is no file with a @task function"
+    )
 
 
 def test_a_task_that_needs_an_argument(folder: Path) -> None:

@@ -34,8 +34,11 @@ OUTPUT_LIMIT = 256 * 1024
 CONFIRM_S = 60.0
 """How long the end of an attempt waits for SQS to take its `attempt_done`; after that redelivery finds the recorded end."""
 
-STORE_TRIES = 5
-"""Tries to record an attempt's end, with pauses of 1, 2, 4, 8 s; clients retry single calls below this."""
+STORE_TRIES = 7
+"""Tries to record an attempt's end, with pauses of 1, 2, 4 … 30 s, a minute in all; clients retry single calls below this."""
+
+REFUSED_TRIES = 3
+"""Tries when storage says no (403 and its like), which seldom changes within a minute."""
 
 HAND_OVER = frozenset({Category.SPOT, Category.CANCELLED})
 """Why a job is interrupted without having ended: its partial log is kept and its message given back."""
@@ -134,8 +137,7 @@ class Attempt:
                 self._try_once()
         except StorageError as error:
             self.worker.log(f"job {self.spec.job_id}: {error}")
-            self.worker.warn(f"{self.spec.name}: {error}", self.spec.job_id)
-            self._give_back(delay_s=15)
+            self._fail_unrecorded(error)
         except Exception as error:  # a bug of ours must not take the worker's other jobs with it
             self.worker.log_exception(f"job {self.spec.job_id}")
             self.worker.warn(f"{self.spec.name}: the worker failed: {type(error).__name__}: {error}", self.spec.job_id)
@@ -145,6 +147,14 @@ class Attempt:
                 self._over = True
                 self.worker.keeper.release(self.received.receipt)
             shutil.rmtree(self._dir, ignore_errors=True)
+
+    def _fail_unrecorded(self, error: StorageError) -> None:
+        """Storage has refused this attempt for good: its end cannot be recorded, so it is only told.
+
+        Another attempt may find another answer (a policy that is mended, a clock that is set); the last one ends the job, or its
+        message would go round until it is a dead letter.
+        """
+        self._post_and_delete(self._attempt_done(Ending(None, None), error.category, 0.0, str(error)))
 
     def _already_ended(self) -> bool:
         """Whether the job, or this attempt, ended before: then what is recorded is published, posted again and deleted."""
@@ -337,13 +347,15 @@ class Attempt:
             try:
                 return publish.conclude(self.worker.storage, publish.record_end(self.worker.storage, done, log))
             except StorageError as error:
-                if turn == STORE_TRIES - 1:
+                if turn == STORE_TRIES - 1 or (turn == REFUSED_TRIES - 1 and not error.retryable):
                     raise
                 self.worker.log(f"job {self.spec.job_id}: {error}; trying again")
-                time.sleep(2**turn)
+                time.sleep(min(2.0**turn, 30.0))
         raise AssertionError("unreachable")
 
-    def _attempt_done(self, ending: Ending, category: Category | None, duration_s: float) -> AttemptDone:
+    def _attempt_done(
+        self, ending: Ending, category: Category | None, duration_s: float, why: str | None = None
+    ) -> AttemptDone:
         said = ending.said or job.JobEnd()
         retry_after = None if category is None else retry_delay(category, self.message.attempt - self.message.base)
         log_key = layout.attempt_log(
@@ -359,7 +371,7 @@ class Attempt:
             status="completed" if category is None else "failed",
             ended=retry_after is None and not (category is None and said.cut_short),
             failure_category=category,
-            error_summary=None if category is None else summary_of(ending, category),
+            error_summary=why or (None if category is None else summary_of(ending, category)),
             retry_after_s=retry_after,
             duration_s=round(duration_s, 3),
             samples=said.samples

@@ -35,7 +35,8 @@ INTERNALS: dict[str, tuple[str, ...]] = {
     "inspect_ai._eval.eval_set_overrides": ("INSPECT_EVAL_SET_OVERRIDES", "EvalSetOverrides"),
     "inspect_ai._eval.eval_set_selection": ("INSPECT_EVAL_SET_SELECTION",),
     "inspect_ai._eval.evalset": ("GENERATE_CONFIG_FIELDS_TO_EXCLUDE",),
-    "inspect_ai._eval.loader": ("load_file_tasks",),
+    "inspect_ai._eval.loader": ("load_file_tasks", "load_tasks"),
+    "inspect_ai._eval.task.util": ("task_run_dir",),
     "inspect_ai._sentinel._config": ("SentinelConfig",),
     "inspect_ai._util.config": ("parse_cli_args", "resolve_args"),
     "inspect_ai._util.error": ("PrerequisiteError",),
@@ -248,6 +249,11 @@ def parse_environment(values: tuple[str, ...] | list[str]) -> dict[str, str]:
     return {name: str(value) for name, value in parsed.items()}
 
 
+def parse_task_args(values: tuple[str, ...] | list[str]) -> dict[str, Any]:
+    """`-T NAME=VALUE` as Inspect reads it."""
+    return dict(_internal("inspect_ai._util.config", "parse_cli_args")(values))
+
+
 def read_config(file: str) -> Any:
     """What a YAML or JSON file that Inspect takes as an option's value holds; raises whatever reading it raises."""
     return _internal("inspect_ai._util.config", "resolve_args")(file)
@@ -437,3 +443,28 @@ def config_class(name: str) -> Any:
     """A pydantic class of Inspect that has no public name: ApprovalPolicyConfig, ReviewPolicyConfig or SentinelConfig."""
     module = next(module for module, names in INTERNALS.items() if name in names)
     return _internal(module, name)
+
+
+@dataclass(frozen=True)
+class SandboxOf:
+    """A sandbox that a task or one of its samples asks for. `folder` is the task's own, which relative files are in."""
+
+    task: str
+    type: str
+    config: Any
+    folder: str
+
+
+def task_sandboxes(specs: list[str], task_args: dict[str, Any]) -> list[SandboxOf]:
+    """The sandboxes of tasks, those of single samples among them. Runs user code, which may raise anything."""
+    check_version()
+    load, run_dir = (
+        _internal("inspect_ai._eval.loader", "load_tasks"),
+        _internal("inspect_ai._eval.task.util", "task_run_dir"),
+    )
+    found: list[SandboxOf] = []
+    with _inspect_sentences():
+        for task in load(specs, task_args):
+            wanted = [task.sandbox, *(sample.sandbox for sample in task.dataset)]
+            found += [SandboxOf(task.name, one.type, one.config, run_dir(task)) for one in wanted if one is not None]
+    return found

@@ -99,7 +99,7 @@ def main(order: Order, pipe: Connection, output: Connection) -> None:
     """The process's whole life; exits with 0, `EXIT_CONFIG` or `EXIT_UNSAFE_FORK`."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in children of a background shell
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if order.forked and threading.active_count() != 1:
+    if order.forked and preload_settings.threads != 1:
         sys.exit(EXIT_UNSAFE_FORK)
     _settle(order, output)
     line = AgentLine(pipe)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from evalworker import redact
+from evalworker import preload_settings, redact
 from evalworker.preload_settings import SETTINGS, restore
 from evalworker.processes import adopt_orphans
 
@@ -25,9 +25,12 @@ def warm_up() -> None:
     from inspect_ai.dataset import Sample
     from inspect_ai.scorer import includes
 
+    import evalworker.arguments
     import evalworker.job
-    import evalworker.results
+    import evalworker.lookout
+    import evalworker.prices
     import evalworker.streamer  # noqa: F401
+    from evalworker.results import best_log
 
     with tempfile.TemporaryDirectory() as folder:
         eval_set(
@@ -38,6 +41,7 @@ def warm_up() -> None:
             ctl_server=False,
             retry_attempts=1,
         )
+        best_log(Path(folder))  # reading a log imports too
 
 
 def import_tasks(specs: list[str]) -> None:
@@ -87,5 +91,6 @@ if SETTINGS in os.environ:
     adopt_orphans()
     _settings = _settle()
     _report = _prepare(_settings)
+    preload_settings.threads = threading.active_count()
     with contextlib.suppress(OSError):
         Path(_settings["report"]).write_text(json.dumps(_report))

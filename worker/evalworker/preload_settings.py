@@ -9,6 +9,9 @@ import ahead of the jobs), `environment` (variables of the jobs), `report` (a fi
 PLACE = "INSPECT_FLEET_WORKER"
 """Environment variable: the directory of the unpacked `evalworker` that the agent was started with (`evalworker.boot`)."""
 
+threads = 1
+"""Python threads of the fork server when it had imported everything. A fork forgets all but its own, so jobs look here."""
+
 
 def restore() -> None:
     """Take out of this process's environment what is between the agent and us: what user code starts shall see the user's own."""

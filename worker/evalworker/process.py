@@ -24,6 +24,9 @@ STOP_GRACE_S = 30
 """How long a job that was told to stop may flush its log before it is killed."""
 
 
+SERVER_DEATH_S = 10.0
+"""How long a fork server that no longer answers may take to die."""
+
 CODE, INSPECT, SPAWN = range(3)
 
 
@@ -59,6 +62,7 @@ class Launcher:
         server = _forkserver._forkserver_pid  # type: ignore[attr-defined]
         if server is not None:
             kill_tree(server)
+            _await_death()
 
     def start(self, order: job.Order) -> "JobProcess":
         """Start a job process; blocks until the server has warmed up. Raises OSError when no process can be made."""
@@ -73,6 +77,7 @@ class Launcher:
                 # The server died while it imported (user code that ends the process) or was killed; the next try starts another.
                 if level == SPAWN:
                     raise OSError("no process can be started") from None
+                _await_death()
                 if not self._had_warmed_up():
                     self._degrade(level)
 
@@ -131,6 +136,19 @@ class Launcher:
             _forkserver._forkserver_alive_fd = None  # type: ignore[attr-defined]
             _forkserver._forkserver_address = None  # type: ignore[attr-defined]
             _forkserver._forkserver_pid = None  # type: ignore[attr-defined]
+
+
+def _await_death() -> None:
+    """Wait (bounded) until a dying server can be reaped: until its last thread has gone, `multiprocessing` takes it for alive."""
+    server = _forkserver._forkserver_pid  # type: ignore[attr-defined]
+    end = time.monotonic() + SERVER_DEATH_S
+    while server is not None and time.monotonic() < end:
+        try:
+            if os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
+                return
+        except ChildProcessError:
+            return
+        time.sleep(0.01)
 
 
 class JobProcess:

@@ -20,6 +20,7 @@ from evalops.fleet.stream import Fenced
 from evalops.fleet.view import results_table
 from evalops.infra.estate import Estate
 from evalops.inspect_options import InspectCommand, TypedArguments, typed_arguments
+from evalops.report import build as report
 from evalops.settings import Settings, settings
 from evalops.ui import EXIT_FAILURES, EXIT_LEFT_RUNNING, EXIT_STOPPED, EXIT_USAGE, Failure, emit_json, fail, note
 from evalworker import prices
@@ -357,13 +358,14 @@ def follow(controller: Controller, surroundings: Settings, *, json_output: bool)
         verdict = controller.run()
     except Fenced as error:
         raise Failure(str(error), EXIT_LEFT_RUNNING) from error
+    shown = None if verdict.ending == "left" else _write_report(controller)
     if json_output:
-        emit_json(_done_record(controller, verdict))
+        emit_json(_done_record(controller, verdict) | {"report": shown})
     elif verdict.ending == "left":
         _left(controller, verdict, surroundings)
     else:
         results_table(controller.ledger)
-        _closing(controller, verdict)
+        _closing(controller, verdict, shown)
     code = EXIT_CODES[verdict.ending]
     if verdict.ending == "cancelled" and controller.signal_number is not None:
         code = 128 + controller.signal_number
@@ -396,7 +398,16 @@ def _left(controller: Controller, verdict: Verdict, surroundings: Settings) -> N
         note("with a budget, workers take no new jobs when nobody has counted for 10 minutes: attach before")
 
 
-def _closing(controller: Controller, verdict: Verdict) -> None:
+def _write_report(controller: Controller) -> str | None:
+    """The run's HTML report beside its logs; what goes wrong there must not hide how the fleet ended."""
+    try:
+        return report.write(controller.storage, controller.fleet_id)
+    except Exception as error:
+        note(f"the report was not written: {type(error).__name__}: {error}")
+        return None
+
+
+def _closing(controller: Controller, verdict: Verdict, shown: str | None) -> None:
     fleet_id = controller.fleet_id
     for job in controller.ledger.jobs.values():
         if job.done is not None and job.done.status == "failed":
@@ -407,6 +418,8 @@ def _closing(controller: Controller, verdict: Verdict) -> None:
         note(f"the fleet ended early: {verdict.reason}")
     note(f"logs    {controller.storage.url(layout.working(fleet_id).rstrip('/'))}")
     note(f"events  {os.path.relpath(controller.stream.path)}")
+    if shown:
+        note(f"report  {shown}")
     if verdict.ending != "complete":
         note(f"resume  ct run eval --run-id {fleet_id}")
 

@@ -58,6 +58,7 @@ class JobState:
     attempt: int = 1
     base: int = 0
     redone: int = 0
+    spent_s: float = 0.0
     said: dict[Key, Said] = field(default_factory=dict)
     paid: set[tuple[Key, str | None]] = field(default_factory=set)
     results_said: set[tuple[Key, str | None]] = field(default_factory=set)
@@ -166,6 +167,7 @@ class Ledger:
         if done.attempt < job.attempt:
             return Outcome()
         job.attempt = done.attempt + 1
+        job.spent_s += done.duration_s
         if done.canary and done.status == "completed":
             self._canary_passed(job, done.attempt)
             return Outcome([self._attempt_event(job, done, None)])
@@ -179,6 +181,7 @@ class Ledger:
         job.base = attempt
 
     def _attempt_event(self, job: JobState, done: AttemptDone, delay_s: float | None) -> Event:
+        """An attempt that ends without ending its job, or that ends it after something was kept or run again."""
         redone, job.redone = job.redone, 0
         event: Event = {
             "type": "job_attempt",
@@ -191,6 +194,7 @@ class Ledger:
             "kept": done.kept,
             "redone": redone,
             "retry_in_s": delay_s,
+            "duration_s": done.duration_s,
             "instance_id": done.instance_id,
         }
         return event | {"canary": True} if done.canary else event
@@ -216,6 +220,7 @@ class Ledger:
         if job.redone or done.kept:
             events.append(self._attempt_event(job, done, None))
         job.done, job.ending = done, None
+        job.spent_s += done.duration_s
         job.attempt = max(job.attempt, done.attempt)
         self._ended(job, done)
         events.append(
@@ -226,7 +231,7 @@ class Ledger:
                 "model": job.spec.model,
                 "status": done.status,
                 "instance_id": done.instance_id,
-                "duration_s": done.duration_s,
+                "duration_s": round(job.spent_s, 3),
                 "failure_category": done.failure_category,
                 "error_summary": done.error_summary,
                 "attempts": done.attempt,
@@ -300,17 +305,27 @@ class Ledger:
             errored = event["status"] == "errored"
             job.said[key] = Said(event["uuid"], event["attempt"], errored, event.get("cost_usd"), tokens)
             job.results_said.add((key, event["uuid"]))
+            job.redone += "replaces" in event
         elif event["type"] == "sample_retry":
             job.retries_said.add(canonical([event["sample_id"], event["epoch"], event["uuid"]]))
-        elif event["type"] == "job_attempt" and event.get("canary") and event["failure_category"] is None:
-            self._canary_passed(job, event["attempt"])
-        elif event["type"] == "job_attempt" and event.get("retry_in_s") is not None:
-            job.attempt = max(job.attempt, event["attempt"] + 1)
+        elif event["type"] == "job_attempt":
+            self._replay_attempt(job, event)
         elif event["type"] == "job_done":
             if event["status"] == "completed" or event["round"] == self.round:
                 job.done = _done_of(event)
                 self._ended(job, job.done)
             job.attempt = max(job.attempt, event["attempts"])
+            job.spent_s = event["duration_s"]
+
+    def _replay_attempt(self, job: JobState, event: dict[str, Any]) -> None:
+        job.redone = 0
+        passed = event.get("canary") and event["failure_category"] is None
+        if passed or event["retry_in_s"] is not None:
+            job.spent_s += event["duration_s"]
+        if passed:
+            self._canary_passed(job, event["attempt"])
+        elif event["retry_in_s"] is not None:
+            job.attempt = max(job.attempt, event["attempt"] + 1)
 
     def new_round(self, round_: int) -> list[JobState]:
         """Go on after a replay as round `round_`: what has not completed is open again. Returns the open jobs.

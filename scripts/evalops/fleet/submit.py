@@ -52,6 +52,9 @@ CLAIM_TRIES = 5
 CONTROLLER_ALIVE_S = 60.0
 """A controller whose last sign of life is younger is taken for alive."""
 
+LONGEST = timedelta(days=365)
+"""No fleet means to live longer, and dates end."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -538,4 +541,6 @@ def deadline_of(text: str) -> timedelta:
         raise ValueError(f"{text!r} is no duration: write 90m, 12h or 2d") from None
     if found <= timedelta(0):
         raise ValueError(f"{text!r} is over before it begins")
+    if found > LONGEST:
+        raise ValueError(f"{text!r} is too long: {LONGEST.days} days at the most")
     return found

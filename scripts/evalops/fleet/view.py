@@ -109,7 +109,7 @@ def _row(job: JobState) -> list[object]:
             tokens,
             ui.money_text(cost),
         ]
-    status = done.status if done.failure_category is None else f"{done.status}: {done.failure_category}"
+    status = done.status if done.status != "failed" else f"{done.status}: {done.failure_category}"
     return [
         job.spec.name,
         job.spec.model,
@@ -118,7 +118,7 @@ def _row(job: JobState) -> list[object]:
         done.samples.completed,
         done.samples.errored,
         done.samples.total,
-        ui.seconds_text(done.duration_s),
+        ui.seconds_text(job.spent_s),
         tokens,
         ui.money_text(cost),
     ]
@@ -128,11 +128,11 @@ def scores_text(metrics: dict[str, float | None]) -> str | None:
     """Scores for a table cell: `includes/accuracy 0.950 ±0.050`; standard errors stand beside what they belong to."""
     shown = []
     for name, value in metrics.items():
-        scorer, _, metric = name.partition("/")
+        scorer, metric, *reducer = name.split("/")
         if metric == "stderr":
             continue
         text = f"{name} {'-' if value is None else format(value, '.3f')}"
-        error = metrics.get(f"{scorer}/stderr")
+        error = metrics.get("/".join([scorer, "stderr", *reducer]))
         if error is not None and metric in ("accuracy", "mean"):
             text += f" ±{error:.3f}"
         shown.append(text)

@@ -4,9 +4,11 @@ A key is a POSIX path relative to the root (an S3 bucket or a directory). How a 
 business of `evalworker.storage`. Design, section 4.
 """
 
+import hashlib
+import re
 import time
 
-from evalworker.contract.ids import check_job_id, check_run_id, slug
+from evalworker.contract.ids import BadId, check_job_id, check_run_id, slug
 
 
 def manifest(fleet_id: str) -> str:
@@ -108,3 +110,52 @@ WORKING = "logs/working/"
 def working(run_id: str) -> str:
     """The prefix of one run's logs: what status, summarize and promote read."""
     return f"{WORKING}{check_run_id(run_id)}/"
+
+
+DASHBOARD_SUFFIX = ".dashboard.json"
+ZIP_SUFFIX = ".zip"
+REPLACED_SUFFIX = ".replaced.json"
+"""What stands beside `<log>.eval`: the dashboard's file, the download, and a dashboard file that another run's has replaced."""
+
+ENVIRONMENTS = ("stage", "prod")
+"""Where logs are promoted to."""
+
+
+def promoted(environment: str) -> str:
+    """The prefix of all that was promoted to an environment."""
+    assert environment in ENVIRONMENTS, environment
+    return f"logs/{environment}/"
+
+
+def promoted_pair(environment: str, task: str, model: str) -> str:
+    """The prefix of all promoted runs of one task and model.
+
+    The dashboard's key rules: the task without its package and with underscores, the model with each "/" as "+", which the task
+    must not contain. Raises BadId for a model without a provider, which the dashboard would drop in silence.
+    """
+    bare = _segment(task.rsplit("/", 1)[-1].replace("-", "_"), r"[^A-Za-z0-9_.]")
+    if not model.partition("/")[2]:
+        raise BadId(f"the model {model!r} has no provider: the dashboard finds a model by the + that stands for its /")
+    return f"{promoted(environment)}{bare}/{_segment(model.replace('/', '+'), r'[^A-Za-z0-9_.:@+=,-]')}/"
+
+
+def promoted_run(environment: str, task: str, model: str, run_id: str) -> str:
+    """The prefix of one promoted run of one task and model."""
+    return f"{promoted_pair(environment, task, model)}{check_run_id(run_id)}/"
+
+
+def _segment(text: str, illegal: str) -> str:
+    """One step of a key: what is not legal in it becomes `_`, and a hash keeps two such names apart."""
+    clean = re.sub(illegal, "_", text)
+    if clean == text and clean.strip("."):
+        return clean
+    return f"{clean.strip('.')[:80]}_{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+
+
+def published(run_id: str) -> str:
+    """What publishing made of a run's logs the last time: while they are the same, there is nothing to do."""
+    return f"{check_run_id(run_id)}/published.json"
+
+
+PUBLISH_LOCK = "locks/publish.json"
+"""Who publishes right now, until when."""

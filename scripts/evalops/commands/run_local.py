@@ -1,0 +1,141 @@
+"""`ies run local`: tasks and models in this process, by one call of Inspect's `eval_set`."""
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from evalops import shipping, ui
+from evalops.commands.options import check_run_id, refused
+from evalops.inspect_options import (
+    InspectCommand,
+    TypedArguments,
+    apply_common_options,
+    given_names,
+    suppose,
+    typed_arguments,
+)
+from evalops.logs import local_run, places
+from evalops.logs.metadata import Models
+from evalops.logs.survey import document, survey
+from evalops.planner import PlanError, plan
+from evalops.settings import settings
+from evalworker.contract import layout
+from evalworker.contract.documents import Manifest
+from evalworker.contract.ids import new_run_id
+from evalworker.inspect_internals import InspectRefused
+from evalworker.storage import Storage
+
+
+@click.command(name="local", cls=InspectCommand, in_process=True)
+@click.option("--run-id", callback=check_run_id, help="Retry this run, wherever it failed: what is finished is kept.")
+@click.option("--force", is_flag=True, help="Retry although tasks, models or Inspect's version differ from the run's.")
+@click.option("--json", "as_json_", is_flag=True, help="Print the run's id and directory as one line of JSON.")
+@click.pass_context
+def run_local(ctx: click.Context, run_id: str | None, force: bool, as_json_: bool) -> None:
+    """Run tasks here; the logs go to <root>/logs/working/<RUN_ID>/, as those of every other way to run.
+
+    Prints the RUN_ID first. With --run-id alone, the run's own tasks and models are retried.
+    """
+    with refused():
+        storage = places.root()
+        manifest = _manifest(storage, run_id) if run_id else None
+        bare = manifest is not None and _as_before(ctx, manifest)
+        typed = typed_arguments(ctx)
+        apply_common_options(ctx)
+        if manifest is not None and bare:
+            typed = local_run.as_before(typed, manifest)
+        os.environ.update(typed.environment)
+        luggage = shipping.prepare(shipping.Wishes(), "local", settings().estate, Path.cwd())
+        sys.path[:0] = [folder for folder in luggage.import_path if folder not in sys.path]
+        submission = _planned(typed, luggage)
+        if manifest is not None:
+            _check(manifest, submission, force)
+        storage.probe()
+        if run_id and not force and (busy := local_run.living_owner(storage, run_id)):
+            ui.fail(f"{busy}; stop it first, or --force if you know that it has gone.")
+        if manifest is None:
+            shipped = shipping.ship(shipping.Wishes(), luggage, "local", storage)
+            manifest = local_run.new_manifest(
+                run_id or new_run_id(), submission, typed.environment, settings().owner, shipped
+            )
+            storage.put(layout.manifest(manifest.fleet_id), manifest.to_bytes())
+        ended = _run(storage, manifest, submission, retry=run_id is not None, as_json_=as_json_)
+    raise SystemExit(0 if ended else ui.EXIT_FAILURES)
+
+
+def _manifest(storage: Storage, run_id: str) -> Manifest | None:
+    problems: list[str] = []
+    manifest = document(storage, layout.manifest(run_id), Manifest, problems)
+    if problems:
+        ui.fail(problems[0])
+    return manifest
+
+
+def _as_before(ctx: click.Context, manifest: Manifest) -> bool:
+    """Take from the manifest what was not typed, and go to where the run was submitted. True when nothing was typed."""
+    tasks, models = given_names(ctx)
+    suppose(
+        ctx,
+        tasks=None if tasks else list(dict.fromkeys(job.task for job in manifest.jobs)),
+        models=None if models else list(dict.fromkeys(job.model for job in manifest.jobs)),
+    )
+    folder = local_run.submit_directory(manifest)
+    if folder is not None:
+        os.chdir(folder)
+    else:
+        ui.note(f"warning: the run was submitted from another machine ({manifest.submit_dir}); this directory is used")
+    return not tasks and not models
+
+
+def _planned(typed: TypedArguments, luggage: shipping.Luggage) -> local_run.Submission:
+    try:
+        jobs = plan(
+            typed.tasks,
+            typed.models,
+            typed.arguments,
+            typed.result_arguments,
+            Path.cwd(),
+            environment=typed.environment,
+            path=luggage.import_path,
+            warn=lambda text: ui.note(f"warning: {text}"),
+        )
+    except PlanError as error:
+        ui.fail(error.sentence, error.exit)
+    return local_run.Submission(typed.tasks, typed.models, typed.arguments, jobs)
+
+
+def _check(manifest: Manifest, submission: local_run.Submission, force: bool) -> None:
+    found = local_run.differences(manifest, submission.jobs)
+    if found and not force:
+        ui.fail(f"This is not the run {manifest.fleet_id}: {'; '.join(found)}. --force retries it all the same.")
+    for difference in found:
+        ui.note(f"warning: {difference}")
+
+
+def _run(
+    storage: Storage, manifest: Manifest, submission: local_run.Submission, *, retry: bool, as_json_: bool
+) -> bool:
+    """Run it; True when every job of this call has a log that succeeded."""
+    place = places.of_run(manifest.fleet_id, storage)
+    if as_json_:
+        ui.emit_json({"run_id": manifest.fleet_id, "log_dir": place.url, "jobs": len(submission.jobs)})
+    else:
+        click.echo(manifest.fleet_id)
+    for said in local_run.clear_the_way(place) if retry else []:
+        ui.note(said)
+    with local_run.alive(storage, manifest.fleet_id):
+        try:
+            local_run.run(place, submission, dirty=retry)
+        except InspectRefused as error:
+            ui.fail(str(error))
+    return _all_well(place, submission)
+
+
+def _all_well(place: places.Place, submission: local_run.Submission) -> bool:
+    """What the stored logs say: an interrupted eval_set returns success."""
+    seen = survey(place, Models().price)
+    ui.note(seen.headline)
+    good = {(row.task.rsplit("/", 1)[-1], row.model) for row in seen.rows if row.state == "success"}
+    return all((job.name.rsplit("/", 1)[-1], job.model) in good for job in submission.jobs)

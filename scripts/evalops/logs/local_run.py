@@ -1,0 +1,200 @@
+"""One `eval_set` in this process, its logs in the run's working directory: a new run, or a retry of any that failed anywhere.
+
+Called by `ies run local`. It writes the run's manifest and a control document with a heartbeat, so that others see whether the run
+lives; what came out is decided from the stored logs alone, because an interrupted `eval_set` reports success.
+"""
+
+import contextlib
+import importlib.metadata
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from evalops import shipping
+from evalops.fleet.submit import controller_name, git_state
+from evalops.inspect_options import TypedArguments, changes_results, without_base_url
+from evalops.logs import rows
+from evalops.logs.places import Place
+from evalops.logs.reading import list_directory, read_all
+from evalops.logs.summarise import derived
+from evalops.logs.survey import process_alive
+from evalworker.arguments import CannotEncode, decode, encode
+from evalworker.contract import layout
+from evalworker.contract.documents import Control, JobSpec, Manifest
+from evalworker.contract.wire import now
+from evalworker.storage import Missing, Storage, StorageError
+
+BEAT_S = 30.0
+DEADLINE = timedelta(days=7)
+"""Nothing enforces it; after it a run whose process nobody can see counts as dead."""
+
+INSPECT = "inspect-ai"
+_NOT_KEPT = frozenset({"display", "ctl_server", "log_dir_allow_dirty"})
+"""Arguments of a fleet's jobs that have no meaning for a person's own terminal."""
+
+
+class RetryRefused(ValueError):
+    """A retry that would not be the same run; the text is one sentence with the difference."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What is to be run, as typed values."""
+
+    tasks: list[str]
+    models: list[Any]
+    arguments: dict[str, Any]
+    jobs: list[JobSpec]
+
+
+def differences(manifest: Manifest, jobs: Sequence[JobSpec]) -> list[str]:
+    """How a retry differs from the run: one clause each; a subset of its jobs is no difference."""
+    planned = {job.job_id: job for job in manifest.jobs}
+    found = [f"{job.task} with {job.model} is not part of it" for job in jobs if job.job_id not in planned]
+    if found:
+        known = sorted({f"{job.task} with {job.model}" for job in manifest.jobs})
+        more = f" and {len(known) - 6} more" if len(known) > 6 else ""
+        found.append(f"the run has {', '.join(known[:6])}{more}, with its own arguments")
+    before, today = manifest.versions.get(INSPECT), importlib.metadata.version(INSPECT)
+    if before is not None and before != today:
+        found.append(
+            f"it was run with Inspect {before}, and {today} is installed here, which may not recognise its finished work"
+        )
+    return found
+
+
+def as_before(typed: TypedArguments, manifest: Manifest) -> TypedArguments:
+    """The run's own arguments and models, with what was typed on top: for a retry that names neither tasks nor models."""
+    kept = {name: value for name, value in decode(manifest.arguments).items() if name not in _NOT_KEPT}
+    arguments = kept | typed.arguments
+    environment = manifest.environment | typed.environment
+    chosen = {name: value for name, value in arguments.items() if changes_results(name) and name != "task_args"}
+    if environment:
+        chosen["env"] = dict(environment)
+    results = {name: without_base_url(value) for name, value in encode(chosen).items()}
+    models = [decode({"model": model})["model"] for model in manifest.models]
+    return TypedArguments(typed.tasks, models, arguments, results, environment)
+
+
+def living_owner(storage: Storage, run_id: str) -> str | None:
+    """Why the run must be left alone, None when nobody is running it: two owners of one directory steal from each other."""
+    control = _last_control(storage, run_id)
+    alive, clause = rows.owner(control, now(), process_alive(control.controller) if control else None)
+    return f"{control.controller} is running it ({clause})" if alive and control else None
+
+
+def _last_control(storage: Storage, run_id: str) -> Control | None:
+    try:
+        return Control.from_json(storage.get(layout.control(run_id)).body)
+    except Missing:
+        return None
+
+
+def submit_directory(manifest: Manifest) -> Path | None:
+    """Where the run was submitted, if this machine has that directory: Inspect's task identity holds relative files."""
+    folder = Path(manifest.code_root or "/") / manifest.submit_dir
+    relative_only = manifest.code_root is None and not Path(manifest.submit_dir).is_absolute()
+    return None if relative_only or not folder.is_dir() else folder
+
+
+def new_manifest(
+    run_id: str, submission: Submission, environment: dict[str, str], owner: str, shipped: dict[str, Any]
+) -> Manifest:
+    """The manifest of a run in this process. What cannot or must not be stored (credentials) is left out.
+
+    `shipped`: its fields about code and environment, as `shipping.ship` gives them.
+    """
+    manifest = Manifest(
+        fleet_id=run_id,
+        created=now(),
+        backend="local",
+        jobs=submission.jobs,
+        arguments=_encodable(submission.arguments),
+        models=_encodable({str(i): model for i, model in enumerate(submission.models)}, values=True),
+        environment=environment,
+        git=git_state(Path.cwd()),
+        owner=owner,
+        **shipped,
+    )
+    shipping.check_no_secret(manifest)
+    return manifest
+
+
+def _encodable(arguments: dict[str, Any], *, values: bool = False) -> Any:
+    kept: dict[str, Any] = {}
+    for name, value in arguments.items():
+        with contextlib.suppress(CannotEncode):
+            kept |= encode({name: value})
+    return list(kept.values()) if values else kept
+
+
+def clear_the_way(place: Place) -> list[str]:
+    """Remove what makes Inspect's `eval_set` fail on the directory; a sentence for each thing that was put aside.
+
+    Dashboard files and zips are made again by `summarize`. A log that cannot be read is renamed, never removed.
+    """
+    storage, said = place.storage, []
+    directory = list_directory(storage, place.prefix)
+    for key in derived(directory):
+        storage.delete(key)
+    for listed in read_all(storage, directory.logs):
+        if listed.facts.status == "unreadable" and not listed.facts.replaced:
+            aside = listed.info.key + ".unreadable"
+            storage.copy(listed.info.key, aside)
+            storage.delete(listed.info.key)
+            said.append(f"{listed.name} cannot be read ({listed.facts.reason}); it is now {aside.rsplit('/', 1)[-1]}")
+    return said
+
+
+@contextlib.contextmanager
+def alive(storage: Storage, run_id: str) -> Iterator[None]:
+    """Beat in the run's control document for as long as the block runs, and say `ended` after it."""
+    last = _last_control(storage, run_id)
+    control = Control(
+        fleet_id=run_id,
+        round=last.round + 1 if last else 1,
+        state="running",
+        deadline=now() + DEADLINE,
+        beat=now(),
+        controller=controller_name(),
+    )
+    key = layout.control(run_id)
+    storage.put(key, control.to_bytes())
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(BEAT_S):
+            with contextlib.suppress(StorageError):  # the next beat may get through; the eval goes on
+                storage.put(key, control.model_copy(update={"beat": now()}).to_bytes())
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        with contextlib.suppress(StorageError):
+            storage.put(key, control.model_copy(update={"beat": now(), "state": "ended"}).to_bytes())
+
+
+def run(place: Place, submission: Submission, *, dirty: bool) -> None:
+    """Run Inspect's `eval_set` on the run's directory. `dirty`: logs of other tasks may lie there.
+
+    Raises whatever Inspect raises for what it refuses.
+    """
+    from inspect_ai import eval_set
+
+    arguments = dict(submission.arguments)
+    if dirty:
+        arguments["log_dir_allow_dirty"] = True
+    models = submission.models
+    eval_set(
+        tasks=submission.tasks,
+        log_dir=place.storage.url(f"{place.prefix}x")[:-2],
+        model=models,
+        **arguments,
+    )

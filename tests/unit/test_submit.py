@@ -1,0 +1,169 @@
+"""What is refused before a fleet starts or goes on, each with one sentence."""
+
+import os
+import socket
+import subprocess
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalops.fleet import lanes, submit
+from evalops.fleet.workers import default_slots
+from evalops.settings import Settings
+from evalops.ui import Failure
+from evalworker.contract import layout
+from evalworker.contract.documents import Control, JobSpec, Lane, Manifest
+from evalworker.contract.wire import now
+from evalworker.storage import Denied, LocalStorage
+
+FLEET = "2026-11-29-14-05-33-1a2b3c4d"
+SETTINGS = Settings(root="/somewhere", bucket=None, estate="default", owner="me")
+
+
+def spec(number: int, name: str = "t", model: str = "scripted/good") -> JobSpec:
+    return JobSpec(job_id=f"{number:016x}", task=f"{name}.py@{name}", name=name, model=model, samples=1)
+
+
+def manifest(*jobs: JobSpec) -> Manifest:
+    return Manifest(
+        fleet_id=FLEET,
+        created=now(),
+        backend="local",
+        jobs=list(jobs),
+        arguments={},
+        models=["scripted/good"],
+        submit_dir=".",
+    )
+
+
+def control(**changes: Any) -> Control:
+    fields: dict[str, Any] = {"state": "running", "deadline": now() + timedelta(hours=1), "beat": now()} | changes
+    return Control(fleet_id=FLEET, round=1, **fields)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStorage:
+    return LocalStorage(tmp_path / "root")
+
+
+def sentence(call: Callable[[], Any]) -> str:
+    """What a call that must be refused says; the exit code is 2."""
+    with pytest.raises(Failure) as refused:
+        call()
+    assert refused.value.exit_code == 2
+    assert "\n" not in refused.value.message
+    return refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("90s", timedelta(seconds=90)),
+        ("1.5h", timedelta(minutes=90)),
+        ("2d", timedelta(days=2)),
+        ("10m", timedelta(minutes=10)),
+    ],
+)
+def test_durations(text: str, found: timedelta) -> None:
+    assert submit.deadline_of(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "h", "12", "1w", "-1h", "0m", "nand", "infh", "1e300d", "9999999d", "1h30m"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match=r"duration|over before|too long"):
+        submit.deadline_of(text)
+
+
+def test_a_run_is_resumed_with_its_own_jobs() -> None:
+    submit.check_same(manifest(spec(1), spec(2)), [spec(2)])
+    said = sentence(lambda: submit.check_same(manifest(spec(1)), [spec(1), spec(3, "other")]))
+    assert "does not hold other with scripted/good" in said
+    assert "other arguments" not in said
+    assert "other arguments" in sentence(lambda: submit.check_same(manifest(spec(1)), [spec(3)]))
+
+
+def owned(store: LocalStorage, **changes: Any) -> None:
+    lane = Lane(name="l", jobs="j", events="e", dead="d", endpoint="http://127.0.0.1:9")
+    lanes.register(store, lane, FLEET, changes.pop("owner", "me"), changes.pop("until", now() + timedelta(hours=1)))
+    store.put(layout.manifest(FLEET), manifest(spec(1), spec(2)).to_bytes())
+    store.put(layout.control(FLEET), control(**changes).to_bytes())
+
+
+def test_the_same_jobs_are_not_paid_for_twice(store: LocalStorage) -> None:
+    owned(store)
+    said = sentence(lambda: submit.check_not_running(store, [spec(2), spec(1)], "me"))
+    assert f"ct fleet attach {FLEET}" in said
+    assert "--new-fleet" in said
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"state": "ended"}, {"owner": "you"}, {"until": now() - timedelta(seconds=1)}],
+)
+def test_fleets_that_do_not_matter(store: LocalStorage, changes: dict[str, Any]) -> None:
+    owned(store, **changes)
+    submit.check_not_running(store, [spec(1), spec(2)], "me")
+
+
+def test_other_jobs_may_run_beside(store: LocalStorage) -> None:
+    owned(store)
+    submit.check_not_running(store, [spec(1)], "me")
+
+
+def test_a_fleet_with_a_living_controller_is_not_driven_twice() -> None:
+    here = control(controller=submit.controller_name())
+    assert submit.controller_name() in sentence(lambda: submit.refuse_if_driven(FLEET, here))
+    elsewhere = control(controller="another-machine:1")
+    assert "another-machine:1" in sentence(lambda: submit.refuse_if_driven(FLEET, elsewhere))
+
+
+def test_a_fleet_whose_controller_has_gone_may_be_driven() -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    submit.refuse_if_driven(FLEET, control(controller=f"{socket.gethostname()}:{child.pid}"))
+    silent = now() - timedelta(seconds=submit.CONTROLLER_ALIVE_S + 1)
+    submit.refuse_if_driven(FLEET, control(controller="another-machine:1", beat=silent))
+
+
+def test_a_missing_a_refused_and_a_strange_manifest_are_three_sentences(
+    store: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "there is no run" in sentence(lambda: submit.read_manifest(store, SETTINGS, FLEET))
+    store.put(layout.manifest(FLEET), b'{"schema":2}')
+    assert "cannot be read by this version" in sentence(lambda: submit.read_manifest(store, SETTINGS, FLEET))
+
+    def denied(key: str) -> None:
+        raise Denied("access to it was refused")
+
+    monkeypatch.setattr(store, "get", denied)
+    assert "cannot be read: access to it was refused" in sentence(lambda: submit.read_manifest(store, SETTINGS, FLEET))
+
+
+def test_the_state_of_the_tree_that_is_submitted(tmp_path: Path) -> None:
+    assert submit.git_state(tmp_path) is None
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+    def git(*words: str) -> None:
+        identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+        subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True, env=environment)
+
+    git("init")
+    (tmp_path / "a").write_text("a")
+    git("add", "a")
+    git("commit", "-m", "a")
+    state = submit.git_state(tmp_path)
+    assert state is not None
+    assert (len(state["commit"]), state["dirty"]) == (40, False)
+    (tmp_path / "b").write_text("b")
+    assert (submit.git_state(tmp_path) or {})["dirty"] is True
+
+
+@pytest.mark.parametrize(("cpus", "workers", "slots"), [(8, 2, 4), (2, 2, 1), (1, 4, 1), (None, 1, 1)])
+def test_local_workers_share_the_cpus(
+    monkeypatch: pytest.MonkeyPatch, cpus: int | None, workers: int, slots: int
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cpus)
+    assert default_slots(workers) == slots
