@@ -5,6 +5,7 @@ two lives tied: an agent that ends terminates its instance, an instance that is 
 """
 
 import base64
+import http.client
 import json
 import os
 import re
@@ -13,8 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +24,6 @@ from typing import Any
 import fleets
 from emulators import REGION, Emulator
 
-from evalops.embedded import create_lane_queues
 from evalops.infra.estate import Estate, parameter, sync_lanes
 from evalworker.storage.s3 import S3Storage
 
@@ -90,7 +88,7 @@ def make(moto: Emulator, name: str, folder: Path, lanes: int = 4) -> World:
     s3, sqs, ec2, ssm, sns = (moto.client(service) for service in ("s3", "sqs", "ec2", "ssm", "sns"))
     s3.create_bucket(Bucket=bucket)
     names = {f"lane-{number:02d}": f"{prefix}-lane-{number:02d}" for number in range(1, lanes + 1)}
-    queues = {lane: create_lane_queues(sqs, queue, 60) for lane, queue in names.items()}
+    queues = {lane: lane_queues(sqs, queue) for lane, queue in names.items()}
     image = next(each for each in ec2.describe_images()["Images"] if each["Architecture"] == "x86_64")["ImageId"]
     subnets = [each["SubnetId"] for each in ec2.describe_subnets()["Subnets"]][:2]
     tags = [{"Key": "inspect-fleet", "Value": name}, {"Key": "inspect-fleet-bucket", "Value": bucket}]
@@ -138,6 +136,19 @@ def make(moto: Emulator, name: str, folder: Path, lanes: int = 4) -> World:
     return world
 
 
+def lane_queues(sqs: Any, name: str) -> tuple[str, str, str]:
+    """A lane's queues as Terraform makes them; their URLs: jobs, events, dead letters."""
+    dead = sqs.create_queue(QueueName=f"{name}-dead")["QueueUrl"]
+    arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    redrive = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 20})
+    jobs = {"VisibilityTimeout": "60", "RedrivePolicy": redrive}
+    urls = [
+        sqs.create_queue(QueueName=f"{name}-{kind}", Attributes=some)["QueueUrl"]
+        for kind, some in (("jobs", jobs), ("events", {"VisibilityTimeout": "60"}))
+    ]
+    return urls[0], urls[1], dead
+
+
 def told(world: World) -> list[str]:
     """The subjects of what was sent to the estate's topic since the last call."""
     sqs = world.client("sqs")
@@ -159,6 +170,7 @@ class Player:
 
     world: World
     boots: Callable[[dict[str, Any]], bool] = lambda _: True
+    endpoint: str | None = None
     agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     command_lines: list[list[str]] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
@@ -204,7 +216,7 @@ class Player:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=fleets.environment(self.world.folder, **self.world.environment()),
+                env=fleets.environment(self.world.folder, **self.world.environment(self.endpoint)),
             )
 
     def stop(self) -> None:
@@ -219,9 +231,11 @@ class Player:
 
 
 @contextmanager
-def playing(world: World, boots: Callable[[dict[str, Any]], bool] = lambda _: True) -> Iterator[Player]:
-    """Instances live while the block runs."""
-    player = Player(world, boots)
+def playing(
+    world: World, boots: Callable[[dict[str, Any]], bool] = lambda _: True, endpoint: str | None = None
+) -> Iterator[Player]:
+    """Instances live while the block runs; `endpoint`: where their agents find AWS."""
+    player = Player(world, boots, endpoint)
     thread = threading.Thread(target=player.play, name="player", daemon=True)
     thread.start()
     try:
@@ -234,7 +248,6 @@ def playing(world: World, boots: Callable[[dict[str, Any]], bool] = lambda _: Tr
 # The gateway
 
 Answer = tuple[int, bytes]
-Rule = Callable[[str, str, bytes], "Answer | Change | None"]
 
 
 @dataclass
@@ -245,6 +258,9 @@ class Change:
     answer: Callable[[bytes], bytes] = lambda answer: answer
 
 
+Rule = Callable[[str, str, bytes], Answer | Change | None]
+
+
 @dataclass
 class Gateway:
     """Stands before the emulator; `rule` may answer (service, operation, body) in its place. `calls` are what came."""
@@ -252,6 +268,7 @@ class Gateway:
     endpoint: str
     rule: Rule = lambda service, operation, body: None
     calls: list[tuple[str, str]] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
 
     def count(self, service: str, operation: str) -> int:
         """How often something was called."""
@@ -268,23 +285,23 @@ def gateway(moto: Emulator) -> Iterator[Gateway]:
         def log_message(self, *_: Any) -> None: ...
 
         def _handle(self) -> None:
+            assert "Transfer-Encoding" not in self.headers, "a body in chunks is not read here"
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             service, operation = _operation(self, body)
             found.calls.append((service, operation))
+            found.bodies.append(body)
             verdict = found.rule(service, operation, body)
             if isinstance(verdict, tuple):
                 self._answer(verdict[0], {"Content-Type": "text/xml"}, verdict[1])
                 return
             change = verdict or Change(body)
-            kept = {name: value for name, value in self.headers.items() if name.lower() != "content-length"}
-            request = urllib.request.Request(
-                moto.endpoint + self.path, data=change.body or None, headers=kept, method=self.command
-            )
-            try:
-                with urllib.request.urlopen(request, timeout=60) as answer:
-                    status, headers, content = answer.status, answer.headers, answer.read()
-            except urllib.error.HTTPError as error:
-                status, headers, content = error.code, error.headers, error.read()
+            dropped = ("content-length", "expect", "transfer-encoding", "connection")
+            kept = {name: value for name, value in self.headers.items() if name.lower() not in dropped}
+            connection = http.client.HTTPConnection(moto.endpoint.removeprefix("http://"), timeout=60)
+            connection.request(self.command, self.path, change.body, kept)
+            answer = connection.getresponse()
+            status, headers, content = answer.status, answer.headers, answer.read()
+            connection.close()
             self._answer(status, dict(headers.items()), change.answer(content))
 
         def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:

@@ -67,7 +67,7 @@ class Sight:
         if self.control.state == "running":
             if now() > self.control.deadline:
                 return "past its deadline"
-            if self.beat_age_s > SILENT_S:
+            if not self.control.controller or self.beat_age_s > SILENT_S:
                 return "unattended"
         return self.control.state
 

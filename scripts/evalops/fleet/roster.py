@@ -38,29 +38,31 @@ class Roster:
 
     workers: dict[str, Seen] = field(default_factory=dict)
     failed_boots: int = 0
+    _once_online: set[str] = field(default_factory=set)
     _left: set[str] = field(default_factory=set)
     _failed: set[str] = field(default_factory=set)
     _deaf_until: float = 0.0
 
     # What is heard
 
-    def heard(self, instance_id: str, at: float) -> Seen:
-        """A message came."""
-        worker = self.workers.setdefault(instance_id, Seen())
-        worker.beat = at
-        return worker
+    def heard(self, instance_id: str, at: float) -> None:
+        """A message came. Queues keep no order: what a worker said before it left does not bring it back."""
+        if instance_id not in self._left:
+            self.workers.setdefault(instance_id, Seen()).beat = at
 
     def online(self, message: WorkerOnline) -> bool:
         """A worker has come online; False if that was known."""
-        worker = self.workers[message.instance_id]
-        known, worker.online, worker.slots = worker.online, True, message.slots
+        if (worker := self.workers.get(message.instance_id)) is not None:
+            worker.online, worker.slots = True, message.slots
+        known = message.instance_id in self._once_online
+        self._once_online.add(message.instance_id)
         return not known
 
     def beat(self, message: Heartbeat) -> None:
         """What a worker runs."""
-        worker = self.workers[message.instance_id]
-        worker.online = True  # it may have come online under an earlier controller
-        worker.running, worker.limited = frozenset(message.running), message.rate_limited
+        if (worker := self.workers.get(message.instance_id)) is not None:
+            worker.online = True  # it may have come online under an earlier controller
+            worker.running, worker.limited = frozenset(message.running), message.rate_limited
 
     def left(self, instance_id: str) -> None:
         """A worker has said goodbye."""
@@ -81,6 +83,7 @@ class Roster:
         name = event.get("instance_id", "")
         if event["type"] == "worker_online":
             self.workers[name] = Seen(online=True, beat=at, slots=event["slots"])
+            self._once_online.add(name)
         elif event["type"] == "worker_draining":
             self.left(name)
         elif event["type"] == "worker_lost":
