@@ -49,7 +49,7 @@ eval: $(ENV) ## Run TASKS with every one of MODELS and stream the scores
 
 .PHONY: test
 test: $(ENV) ## Unit and integration tests; need no Docker and no AWS
-	$(PYTEST) tests/unit tests/integration -n auto --dist worksteal
+	$(PYTEST) tests/unit tests/integration -n auto --dist loadfile
 
 .PHONY: lint
 lint: $(ENV) ## Style, types, Terraform's format, shell scripts

@@ -46,9 +46,9 @@ def install(directory: Path) -> None:
     seen: set[tuple[int, str, str]] = set()
     original = botocore.session.Session.__init__
 
-    def record(model: Any, **_: Any) -> None:
+    def record(model: Any, request_signer: Any = None, **_: Any) -> None:
         found = role_names(sys._getframe())
-        if found is None:
+        if found is None or _embedded(request_signer):
             return
         service = SERVICES.get(model.service_model.service_name, model.service_model.service_name)
         call = f"{service}:{model.name}"
@@ -63,6 +63,11 @@ def install(directory: Path) -> None:
         self.get_component("event_emitter").register("before-call.*.*", record)
 
     botocore.session.Session.__init__ = hooked  # type: ignore[method-assign]
+
+
+def _embedded(signer: Any) -> bool:
+    """Whether a call goes to the queue server of this machine: it is no AWS, and no policy is needed for it."""
+    return getattr(getattr(signer, "_credentials", None), "access_key", None) == "embedded"
 
 
 SERVICES = {"service-quotas": "servicequotas"}

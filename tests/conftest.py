@@ -1,7 +1,8 @@
-"""For all tests: property tests never judge the time that something took, because a machine may be busy; and every session records the
-AWS calls of the project's code and fails if one is not in terraform/iam-calls.json.
+"""For all tests: property tests never judge the time that something took, because a machine may be busy; and every session
+records the AWS calls of the project's code and fails if one is not in terraform/iam-calls.json.
 
-With INSPECT_FLEET_CALLS=DIR the record is kept there; `test_iam_calls.py` compares a whole suite's record the other way round.
+With INSPECT_FLEET_CALLS=DIR the record is kept there, and `tests/iam_calls.py DIR` compares that of a whole suite the other way
+round.
 """
 
 import os

@@ -42,6 +42,10 @@ class LazyGroup(click.Group):
 RUN_FLEET = ("evalops.commands.run:run_eval", "Run an evaluation on a fleet of workers.")
 RUN_LOCAL = ("evalops.commands.run_local:run_local", "Run an evaluation in this process.")
 FLEET = ("evalops.commands.fleet:fleet", "Watch and stop fleets.")
+INFRA = {
+    "infra": ("evalops.commands.infra:infra", "Plan, apply and check the AWS estate."),
+    "secrets": ("evalops.commands.infra:secrets", "Store provider keys in the estate."),
+}
 LOGS = {
     "status": ("evalops.commands.status:status", "Check runs and their logs."),
     "summarize": ("evalops.commands.summarize:summarize", "Write the dashboard's files of a run."),
@@ -64,7 +68,7 @@ def _ct_run() -> None:
     """Run evaluations."""
 
 
-@click.group(cls=LazyGroup, lazy={**LOGS, "fleet": FLEET})
+@click.group(cls=LazyGroup, lazy={**LOGS, **INFRA, "fleet": FLEET})
 @click.version_option(package_name="inspect-fleet")
 def ies() -> None:
     """Run Inspect evaluations, follow them, and publish their results."""

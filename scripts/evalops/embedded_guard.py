@@ -23,6 +23,9 @@ GRACE = timedelta(minutes=2)
 UNKNOWN = timedelta(minutes=10)
 """From the start, while there is no control document of this round: its controller died before writing one."""
 
+GONE_LOOKS = 20
+"""Looks in a row (a minute) that no longer find the control document: somebody has removed the run."""
+
 _PR_SET_PDEATHSIG = 1
 _KEPT = (
     "PATH",
@@ -88,9 +91,11 @@ def watch(root: str, fleet_id: str, started: datetime, wait: Callable[[float], b
 
     storage = open_storage(root)
     etag = state = deadline = said = None
-    while True:
+    gone = 0
+    while gone < GONE_LOOKS:
         try:
             stored = storage.get_if_changed(layout.control(fleet_id), etag)
+            gone = 0
             if stored is not None:
                 control = Control.from_json(stored.body)
                 etag = stored.etag
@@ -98,7 +103,7 @@ def watch(root: str, fleet_id: str, started: datetime, wait: Callable[[float], b
                 if control.beat >= started:
                     state, deadline = control.state, control.deadline
         except Missing:
-            pass
+            gone += deadline is not None
         except (ServiceError, Unreadable) as error:  # the last known deadline still ends it
             if str(error) != said:  # once, not at every look
                 said = str(error)

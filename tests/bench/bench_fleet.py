@@ -23,8 +23,13 @@ import fleet_tasks
 import measure
 from figures import Figure
 
+from evalworker.processes import kill_tree
+
 PATIENCE_S = 600.0
 """Before a fleet that does not end counts as hanging."""
+
+GONE_S = 15.0
+"""For what a fleet has started to end after it."""
 
 LOOK_S = 0.01
 """Between two looks at a running fleet."""
@@ -72,7 +77,21 @@ class Fleet:
 def scratch() -> Iterator[Path]:
     """A directory to run in."""
     with tempfile.TemporaryDirectory(prefix="inspect-fleet-bench-") as folder:
-        yield Path(folder)
+        try:
+            yield Path(folder)
+        finally:
+            _wait_until_gone(folder)
+
+
+def _wait_until_gone(folder: str) -> None:
+    """The queue server's guard reads in this directory that its fleet has ended; whoever has not noticed after a while is ended."""
+    end = time.monotonic() + GONE_S
+    while left := measure.naming(folder):
+        if time.monotonic() > end:
+            for pid in left:
+                kill_tree(pid)
+            return
+        time.sleep(0.1)
 
 
 def environment() -> dict[str, str]:

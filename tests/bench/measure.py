@@ -3,6 +3,7 @@
 CPU is what the kernel has accounted to the processes, so other work on the machine hardly changes it. Linux only.
 """
 
+import contextlib
 import os
 import subprocess
 import tempfile
@@ -45,6 +46,17 @@ def commands(many: Iterable[list[str]], folder: Path, environment: Mapping[str, 
     with ThreadPoolExecutor(at_once) as pool:
         spent = list(pool.map(lambda words: command(words, folder, environment), many))
     return Spent(time.monotonic() - started, sum(one.cpu_s for one in spent))
+
+
+def naming(text: str) -> list[int]:
+    """The living processes whose command line holds this text."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and entry.name != str(os.getpid()):
+            with contextlib.suppress(OSError):
+                if text.encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+    return found
 
 
 def process_cpu(pid: int) -> float:

@@ -11,8 +11,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from terraform_bench import HERE, Estate
+
 import iam_calls
-from conftest import HERE, Estate
 from evalworker.contract import layout
 from evalworker.contract.documents import Lane
 from evalworker.contract.wire import now
@@ -147,6 +148,9 @@ def test_doctor_has_a_line_for_each_thing(applied: Estate) -> None:
     assert checks["lanes"]["text"] == "2 of 2 free"
     assert "stock Debian" in checks["image x86_64"]["text"]
     assert done.returncode == (1 if any(check["state"] == "fail" for check in checks.values()) else 0)
+    made = {call for who, call in applied.emulator.calls() if who == "researcher"}
+    assert made - iam_calls.calls("researcher") == set(), "called by the doctor, but not in the map"
+    assert iam_calls.calls("researcher", by="evalops.infra") - made == set(), "in the map, but never called"
 
 
 def test_lanes_2_to_4_replaces_no_queue(applied: Estate) -> None:

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_infra_guard import estate
+from terraform_bench import ROOT, copied, provider_environment
 
-from conftest import ROOT, copied, provider_environment
+from evalops.infra.estate import Estate
 
 CONFIGURATION = ROOT / "terraform"
 CHECKOV = "checkov==3.3.30"
@@ -82,7 +82,7 @@ def test_lock_file_holds_hashes_for_all_platforms() -> None:
 
 def test_scripts_read_the_configuration_that_terraform_writes() -> None:
     written = set(re.findall(r'^output "(\w+)"', (CONFIGURATION / "outputs.tf").read_text(), re.M))
-    assert written == set(estate().to_dict())
+    assert written == {field.alias or name for name, field in Estate.model_fields.items()}
 
 
 def test_checkov(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Wrong input to the real terraform and the real provider: one clear line each, and nothing is made."""
 
-import fcntl
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,9 +11,15 @@ from typing import Any
 
 import aws_emulator
 import pytest
+from terraform_bench import Estate, copied
 
-from conftest import Estate, copied
 from evalops.infra.terraform import Terraform, TerraformError
+
+HOLD = (
+    "import fcntl, sys; file = open(sys.argv[1], 'a+'); fcntl.lockf(file, fcntl.LOCK_EX); "
+    "print('locked', flush=True); sys.stdin.read()"
+)
+"""Another run of Terraform, as far as the lock goes: in a process of its own, for such locks belong to processes."""
 
 EXPIRED = (
     b'<ErrorResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><Error><Type>Sender</Type><Code>ExpiredToken</Code>'
@@ -100,10 +107,17 @@ def test_locked_state(empty: Estate, monkeypatch: pytest.MonkeyPatch) -> None:
     info = {"ID": "7c9f", "Operation": "OperationTypeApply", "Who": "ada@laptop", "Version": "1.11.4"}
     info |= {"Created": "2026-11-29T14:05:33.12Z", "Path": "terraform.tfstate", "Info": ""}
     (empty.directory / ".terraform.tfstate.lock.info").write_text(json.dumps(info))
-    with (empty.directory / "terraform.tfstate").open("a+") as held:
-        fcntl.lockf(held, fcntl.LOCK_EX)
+    held = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(empty.directory / "terraform.tfstate")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert held.stdout and held.stdout.readline() == b"locked\n"
+    try:
         with pytest.raises(TerraformError) as caught:
             Terraform(empty.directory, lock_timeout="0s").plan(empty.directory / "plan")
+    finally:
+        held.communicate()
     (empty.directory / ".terraform.tfstate.lock.info").unlink()
     assert str(caught.value).startswith("the state is locked by ada@laptop since 2026-11-29 14:05:33.12")
     assert "force-unlock 7c9f" in str(caught.value)

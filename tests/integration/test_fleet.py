@@ -92,7 +92,7 @@ def test_fields_are_those_of_the_documents(everyday: Fleet) -> None:
 def test_one_log_per_task_and_model_that_inspect_reads(everyday: Fleet) -> None:
     (first, *_) = everyday.working
     dumped = json.loads(inspect_command(everyday.folder, "log", "dump", str(first)).stdout)
-    assert (dumped["status"], len(dumped["samples"])) == ("success", dumped["eval"]["dataset"]["samples"])
+    assert (dumped["status"], len(dumped["samples"])) == ("success", dumped["results"]["total_samples"])
     pairs = set()
     for path in everyday.working:
         log = read_eval_log(str(path), header_only=True)
@@ -152,7 +152,8 @@ def test_what_a_person_sees(everyday: Fleet) -> None:
     assert f"tail -f {live}" in everyday.err
     assert f"ct fleet stop {everyday.fleet_id}" in everyday.err
     assert re.search(r"^\[4/4\] 4 done, 32/32 samples", everyday.err, re.M)
-    assert f"logs/working/{everyday.fleet_id}" in everyday.err.splitlines()[-2]
+    last = dict(text.split(maxsplit=1) for text in everyday.err.splitlines() if text.startswith(("logs ", "events ")))
+    assert last == {"logs": str(everyday.working[0].parent), "events": str(live)}
     head, *rows = everyday.out.splitlines()
     assert " ".join(head.split()) == "task model status scores completed errored total time tokens cost"
     assert [(row.split()[0], row.split()[1], row.split()[2]) for row in rows] == [

@@ -145,3 +145,8 @@ def test_bucket_taken_as_the_provider_says_it() -> None:
 )
 def test_what_needs_no_line(message: dict[str, Any]) -> None:
     assert progress_line(message) is None
+
+
+def test_an_empty_state_file_is_left_to_terraform(fake: Fake, directory: Path) -> None:
+    (directory / "terraform.tfstate").touch()  # what Terraform leaves while its first run holds the lock
+    assert Terraform(directory).check() == "1.11.4"

@@ -330,7 +330,7 @@ class Attempt:
         """Judge, record, publish, post, delete."""
         done = self._attempt_done(ending, category, duration_s)
         log = Path(ending.said.log_path) if ending.said and ending.said.log_path else None
-        if log is not None and (done.status == "failed" or not done.ended):
+        if done.status == "failed" or not done.ended:
             self.save_partial()
         if ending.said is not None and ending.said.broken:
             self.worker.warn(

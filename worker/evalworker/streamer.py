@@ -21,9 +21,6 @@ from evalworker.contract.ids import sample_key
 from evalworker.contract.messages import SampleDone
 from evalworker.results import Origin, sample_done
 
-NAME = "inspect_fleet_streamer"
-"""The hook's registry name, which a job also requires (`INSPECT_REQUIRED_HOOKS`)."""
-
 _CANCELLED = ("CancelledError(", "Cancelled(")
 """How Inspect records a sample that was cut off with its eval: no end of its own, it runs again."""
 
@@ -131,7 +128,7 @@ def start(streaming: Streaming | None) -> None:
     _streaming = streaming
 
 
-@hooks(name=NAME, description="Streams each sample's score to the fleet.")
+@hooks(name="inspect_fleet_streamer", description="Streams each sample's score to the fleet.")
 class FleetSampleStreamer(Hooks):
     """The hook itself; one instance lives as long as the process and holds no state of its own."""
 

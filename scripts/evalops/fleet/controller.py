@@ -68,6 +68,9 @@ ASLEEP_S = 20.0
 RECEIVE_MOST = 10
 """Messages that one call brings; as many as that, and there may be more."""
 
+AS_IT_SHOULD = ("idle", "over", "drained", "stopped", "deadline")
+"""Why workers leave that nobody has to replace."""
+
 CHANGE_MIND_S = 3.0
 """After a first Ctrl-C that leaves workers running: how long a second one stops them instead."""
 
@@ -301,11 +304,11 @@ class Controller:
         self.stream.append([event])
 
     def _goodbye(self, message: WorkerDraining) -> None:
-        """A worker goes. One whose machine EC2 takes back is replaced before it is gone."""
+        """A worker goes. One whose machine is taken from it is replaced before it is gone."""
         self.roster.left(message.instance_id)
         self.watch.gone(message.instance_id)
         self.pool.left(message.instance_id)
-        if message.reason == "spot" and self.pool.stays and self._verdict is None and self.ledger.open_jobs:
+        if message.reason not in AS_IT_SHOULD and self.pool.stays and self._verdict is None and self.ledger.open_jobs:
             self._replace()
 
     def _write(self, outcome: Outcome) -> None:

@@ -101,7 +101,10 @@ class EventStream:
             self.seq += 1
             lines.append(line(redact.json_values(event), seq=self.seq, fleet_id=self._fleet_id, ts=moment))
         text = "".join(lines)
-        self._file.write(text.encode("ascii"))
+        with contextlib.suppress(
+            OSError
+        ):  # a full disk loses the live file's lines, not the stream: segments are the truth
+            self._file.write(text.encode("ascii"))
         if not self._pending:
             self._since = self._clock()
         self._pending.append(text)

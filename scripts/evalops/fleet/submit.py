@@ -24,6 +24,7 @@ from evalops.fleet.workers import LocalPool, NoPool, Pool, default_slots
 from evalops.settings import Settings
 from evalops.ui import EXIT_USAGE, fail, note
 from evalworker import aws, prices
+from evalworker.aws import ServiceError
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, Guards, JobSpec, Lane, Limits, Machines, Manifest
 from evalworker.contract.ids import new_run_id
@@ -312,8 +313,12 @@ def _begin(
     workers = min(workers_of(request, manifest), len(ledger.open_jobs))
     controller.stream.append([_fleet_start(manifest, control, ledger, workers)])
     controller.stream.store()
-    controller.start_workers()
-    controller.send_open_jobs()
+    try:
+        controller.start_workers()
+        controller.send_open_jobs()
+    except (ServiceError, OSError) as error:
+        controller.close("it could not be started")
+        fail(f"the fleet {manifest.fleet_id} could not be started: {error}")
     return controller
 
 
@@ -395,6 +400,7 @@ def _embedded_lane(settings: Settings, storage: Storage, manifest: Manifest, con
     try:
         served = embedded.start(settings.root, manifest.fleet_id, log, control.limits.visibility_s)
     except embedded.EmbeddedError as error:
+        storage.put(layout.control(manifest.fleet_id), control.model_copy(update={"state": "ended"}).to_bytes())
         fail(f"the queues on this machine did not start: {error}")
     return lanes.register(storage, served.lane, manifest.fleet_id, manifest.owner, control.deadline)
 

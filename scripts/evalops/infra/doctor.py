@@ -91,8 +91,8 @@ def _guarded(name: str, look: Callable[[], Check]) -> Check:
     try:
         return look()
     except Exception as error:
-        fault = aws.explain(error)
-        return Check(name, "skip", f"could not be looked at: {fault.text}")
+        text = aws.explain(error).text
+        return Check(name, "skip", f"could not be looked at: {text if len(text) <= 160 else text[:159] + '…'}")
 
 
 def credential_sources(environ: Mapping[str, str]) -> Check:

@@ -51,6 +51,13 @@ class _Heard:
     text: list[str] = field(default_factory=list)
 
 
+class _WithoutState(python_terraform.Terraform):  # type: ignore[misc]
+    """python-terraform reads a local state into memory when it is made and after each command, and fails at an empty one."""
+
+    def read_state_file(self, file_path: str | None = None) -> None:
+        """Read nothing: what Terraform knows, it is asked."""
+
+
 class Terraform:
     """Terraform in one directory.
 
@@ -66,7 +73,7 @@ class Terraform:
         self.directory = directory
         self._lock = f"-lock-timeout={lock_timeout}"
         self._report = report
-        self._terraform = python_terraform.Terraform(working_dir=str(directory))
+        self._terraform = _WithoutState(working_dir=str(directory))
 
     def check(self) -> str:
         """The version on PATH. Raises TerraformError where there is none, or one too old, or no configuration."""
