@@ -387,8 +387,9 @@ def ssh(fleet_id: str, worker: str | None) -> None:
 
 @fleet.command()
 @click.option("--dry-run", is_flag=True, help="Say what would be done and change nothing.")
+@click.option("--quiet", is_flag=True, help="Say nothing of what is kept.")
 @json_option
-def reap(dry_run: bool, json_output: bool) -> None:
+def reap(dry_run: bool, quiet: bool, json_output: bool) -> None:
     """End what nobody owns: machines and disks of ended fleets, lanes past their deadline, broken uploads.
 
     A machine or disk is marked on one pass and ended on a later one; a fleet without a controller gets its summary.
@@ -397,6 +398,8 @@ def reap(dry_run: bool, json_output: bool) -> None:
     reaper = Reaper(surroundings, estate, submit.open_root(surroundings), dry_run)
     for decision in reaper.run():
         thing = decision.thing
+        if quiet and decision.action == "keep":
+            continue
         if json_output:
             ui.emit_json({"kind": thing.kind, "name": thing.name, "action": decision.action, "reason": decision.reason})
         else:
