@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import itertools
 import re
 import signal
 import subprocess
@@ -50,9 +51,12 @@ def leaky():
 """
 
 
+_numbers = itertools.count(1)
+
+
 @pytest.fixture
 def world(moto: Emulator, tmp_path: Path, request: pytest.FixtureRequest) -> World:
-    name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[5:40].strip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[5:30].strip("-") + f"-{next(_numbers)}"
     return ec2_world.make(moto, name, fleets.prepare(tmp_path / "here"))
 
 

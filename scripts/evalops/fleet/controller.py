@@ -138,6 +138,7 @@ class Controller:
         self._events = Queue(client, self.lane.events)
         self._dead = Queue(client, self.lane.dead)
         self.roster = Roster()
+        self._first = self.plan.workers
         self._due: list[Due] = []
         self._interrupts = 0
         self._stopped_at_once = False
@@ -460,7 +461,8 @@ class Controller:
         if self.pool.stays:  # those of other machines cost money: they come when there is something for them to do
             first = len(self.watch.canaries(self.control)) or jobs
             jobs = math.ceil(first / (self.control.limits.slots or 1))
-        self._launch(min(self.plan.workers, max(1, jobs)))
+        self._first = min(self.plan.workers, max(1, jobs))
+        self._launch(self._first)
 
     def _launch(self, count: int) -> None:
         try:
@@ -471,15 +473,18 @@ class Controller:
             self.view.note(f"{error}; going on")
 
     def _look_after_workers(self) -> None:
+        missing = 0
         with self._surviving("the workers"):
             try:
-                for lost in self.pool.ended():
-                    self._lost(lost)
+                missing += sum([self._lost(lost) for lost in self.pool.ended()])
             except CannotLaunch as error:
                 self._begin_stop(Verdict("stopped", str(error)))
             for name in self.roster.silent(time.monotonic()):
                 if (gone := self.pool.lose(name, "nothing was heard of it")) is not None:
-                    self._lost(gone)
+                    missing += self._lost(gone)
+        for _ in range(missing):
+            if self._stopping_since is None:
+                self._replace()
         if self._stopping_since is not None or self._verdict is not None or not self.ledger.open_jobs:
             return
         if self.pool.alive == 0:
@@ -494,23 +499,24 @@ class Controller:
             if count := self.roster.more(alive=self.pool.alive, most=self.plan.workers, waiting=waiting):
                 self._launch(count)
 
-    def _lost(self, lost: Lost) -> None:
+    def _lost(self, lost: Lost) -> bool:
+        """Write that a worker has gone; whether it is to be replaced."""
         self.watch.gone(lost.instance_id)
         self.watch.happened(time.monotonic())
         fate = self.roster.lost(lost.instance_id, lost.reason)
         if fate == "done":
-            return
+            return False
         if fate == "lost":
             self.stream.append([{"type": "worker_lost", "instance_id": lost.instance_id, "reason": lost.reason}])
         elif self.roster.failed(lost.instance_id):
             lines = lost.last_lines or [lost.reason]
             self.stream.append([{"type": "bootstrap_failed", "instance_id": lost.instance_id, "lines": lines}])
         self.view.note(f"lost the worker {lost.instance_id}: {lost.reason}")
-        if self._stopping_since is None and self.roster.failed_boots < self.plan.workers:
-            self._replace()
+        # While none has ever come online, others that still boot are waited for: when all fail, so would their replacements.
+        return fate == "lost" or self.roster.any_online or self.pool.alive == 0
 
     def _replace(self) -> None:
-        if self.roster.failed_boots >= self.plan.workers and not self.roster.any_online:
+        if self.roster.failed_boots >= self._first and not self.roster.any_online:
             self._begin_stop(Verdict("stopped", "no worker could start; see the bootstrap_failed events"))
         elif self.plan.replacements > 0:
             self.plan.replacements -= 1
