@@ -10,6 +10,7 @@ MODELS ?= scripted/good scripted/mixed#        # models, separated by spaces
 BACKEND ?= local#                              # where workers run: local, ec2 or batch
 WORKERS ?= 2#                                  # workers at the most
 ARGS ?=#                                       # any other option of `ct run eval`, such as ARGS="--limit 10"
+RUN_ID ?=#                                     # the run that status, summarize, promote and report are about
 SEEDS ?= 20#                                   # how many random schedules `make chaos` plays
 CHAOS_SEEDS ?= 3#                              # the same for `make e2e`
 
@@ -44,6 +45,26 @@ quoted    = $(foreach word,$(1),$(2)'$(word)')
 eval: $(ENV) ## Run TASKS with every one of MODELS and stream the scores
 	@$(if $(RUN_$(strip $(BACKEND))),,echo "make: BACKEND=$(BACKEND) is none of local, ec2, batch" >&2; exit 2)
 	@$(RUN_$(strip $(BACKEND))) $(call quoted,$(TASKS)) $(call quoted,$(MODELS),--model ) $(ARGS)
+
+# From logs to the dashboard
+
+ABOUT = $(if $(RUN_ID),--run-id $(RUN_ID),$(error say which run: make $@ RUN_ID=…, see `ies status list`))
+
+.PHONY: status
+status: $(ENV) ## What a run is doing: states, scores, cost
+	@$(BIN)/ies status check $(ABOUT) $(ARGS)
+
+.PHONY: summarize
+summarize: $(ENV) ## Make the dashboard's files beside a run's logs
+	@$(BIN)/ies summarize $(ABOUT) $(ARGS)
+
+.PHONY: promote
+promote: $(ENV) ## Move a run's dashboard files to the staging area
+	@$(BIN)/ies promote $(ABOUT) $(ARGS)
+
+.PHONY: report
+report: $(ENV) ## Write a run's HTML report
+	@$(BIN)/ies report $(ABOUT) $(ARGS)
 
 # Checking
 

@@ -30,6 +30,14 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Ctrl-C ends it with 130; click alone would say 1, which means that jobs failed."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(130)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by the sentences given here, without importing them."""
         rows = [(name, text) for name, (_, text) in self._lazy.items()]
@@ -40,6 +48,7 @@ class LazyGroup(click.Group):
 
 
 RUN_FLEET = ("evalops.commands.run:run_eval", "Run an evaluation on a fleet of workers.")
+CLOUD = ("evalops.commands.cloud:cloud", "Build and keep the worker AMI and the worker image.")
 RUN_LOCAL = ("evalops.commands.run_local:run_local", "Run an evaluation in this process.")
 FLEET = ("evalops.commands.fleet:fleet", "Watch and stop fleets.")
 INFRA = {
@@ -75,7 +84,7 @@ def ies() -> None:
     load_env()
 
 
-@click.group(cls=LazyGroup, lazy={"fleet": FLEET})
+@click.group(cls=LazyGroup, lazy={"fleet": FLEET, "cloud": CLOUD})
 @click.version_option(package_name="inspect-fleet")
 def ct() -> None:
     """Run Inspect evaluations on a fleet of workers."""

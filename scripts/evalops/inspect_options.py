@@ -310,6 +310,17 @@ def given_names(ctx: click.Context) -> tuple[list[str], list[str]]:
     return collect_tasks(*(params.get(name) or () for name in _TASK_PARAMS)), split_names(params.get("model") or ())
 
 
+def typed_options(ctx: click.Context) -> list[str]:
+    """Inspect's options that stand on the command line, tasks and models apart."""
+    params = inspect_params(bool(getattr(ctx.command, "in_process", False)))
+    typed = [
+        param
+        for param in params
+        if param.name != "model" and ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+    ]
+    return [param.opts[0] for param in typed]
+
+
 def suppose(ctx: click.Context, *, tasks: list[str] | None = None, models: list[str] | None = None) -> None:
     """Go on as if these had been given: for a retry, whose manifest knows them. Call before `typed_arguments`."""
     if tasks is not None:

@@ -501,3 +501,16 @@ def test_a_lane_of_a_driven_or_working_fleet_is_kept(world: World) -> None:
     world.client("ec2").terminate_instances(InstanceIds=list(b.pool.members))
     again = {each.thing.name: (each.action, each.reason) for each in reaper(world).run()}
     assert again["lane-02"] == ("end", f"belongs to {OTHER} of bob, which has no worker and no controller")
+
+
+def test_a_lane_of_an_ended_or_unknown_fleet_is_freed(world: World) -> None:
+    store_fleet(world, FLEET, "ended", timedelta(minutes=30), -timedelta(minutes=40))
+    lanes.take(world.storage, FLEET, "ann", now() + timedelta(minutes=30))
+    lanes.take(world.storage, OTHER, "bob", now() + timedelta(minutes=30))
+    found = {each.thing.name: (each.action, each.reason) for each in reaper(world, dry_run=True).run()}
+    assert found["lane-01"] == ("end", f"belongs to {FLEET} of ann, which has ended")
+    assert found["lane-02"] == ("end", f"belongs to {OTHER} of bob, of which nothing is stored")
+    assert sum(each.fleet_id is not None for each, _ in lanes.lanes(world.storage)) == 2
+    assert len(list(reaper(world).run())) == 2
+    assert all(each.fleet_id is None for each, _ in lanes.lanes(world.storage))
+    assert world.events(FLEET) == []

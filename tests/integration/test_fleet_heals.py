@@ -76,6 +76,8 @@ def test_a_run_that_has_completed_is_left_alone(healed: Fleet) -> None:
 
 
 def test_a_run_is_not_resumed_with_other_tasks(healed: Fleet) -> None:
+    changed = run(healed.folder, "--run-id", healed.fleet_id, "--retry-attempts", "3")
+    assert (changed.code, "--retry-attempts" in changed.err) == (2, True), changed.err
     other = run(healed.folder, "examples/arithmetic.py", "--model", "scripted/good", "--run-id", healed.fleet_id)
     assert other.code == 2
     assert error_line(other.err).startswith(

@@ -1,5 +1,6 @@
 """The fork server as an agent uses it: user code that ends it or starts threads in it makes jobs slower, never wrong."""
 
+import dataclasses
 import os
 import signal
 import time
@@ -12,8 +13,9 @@ import pytest
 from evalworker import job
 from evalworker.contract.documents import JobSpec
 from evalworker.contract.messages import SampleDone, read_from_worker
-from evalworker.process import CODE, INSPECT, SPAWN, JobProcess, Launcher
+from evalworker.process import CODE, INSPECT, SPAWN, JobProcess, Launcher, LauncherClosed
 from evalworker.processes import alive
+from evalworker.scripted_answers import REFUSAL
 
 FLEET = "2026-11-29-14-05-33-1a2b3c4d"
 PATIENCE_S = 180.0
@@ -38,9 +40,9 @@ def made(tmp_path: Path) -> Iterator[Made]:
     """Makes launchers whose run's code begins with `prelude`, and ends their servers."""
     launchers: list[Launcher] = []
 
-    def make(prelude: str = "", *, fork: bool = True) -> Launcher:
+    def make(prelude: str = "", *, fork: bool = True, environment: dict[str, str] | None = None) -> Launcher:
         (tmp_path / "sums.py").write_text(TASK.format(prelude=prelude))
-        launchers.append(Launcher(tmp_path, [str(tmp_path)], ["sums.py@sums"], {}, fork=fork))
+        launchers.append(Launcher(tmp_path, [str(tmp_path)], ["sums.py@sums"], environment or {}, [], fork=fork))
         return launchers[-1]
 
     yield make
@@ -143,3 +145,26 @@ def test_without_forks_jobs_are_spawned(made: Made, tmp_path: Path) -> None:
     launcher = made(fork=False)
     assert works(launcher, tmp_path) == 0
     assert launcher._level == SPAWN
+
+
+def test_a_setting_of_the_jobs_is_no_secret_unless_it_is_named(made: Made, tmp_path: Path) -> None:
+    """`--env` and secrets reach a job together; what it says of its samples hides the values of secrets alone."""
+    environment = {"NOTE": REFUSAL}
+    launcher = made(environment=environment)
+    said = {}
+    for name, secrets in (("a", ()), ("b", ("NOTE",))):
+        wanted = dataclasses.replace(order(tmp_path, name), environment=environment, secrets=secrets)
+        process = launcher.start(dataclasses.replace(wanted, model="scripted/refuse"))
+        _, samples = follow(process)
+        launcher.finish(process)
+        process.close()
+        said[name] = samples[0].scores["includes"]["explanation"]
+    assert said == {"a": REFUSAL, "b": "[redacted NOTE]"}
+
+
+def test_a_closed_launcher_starts_nothing(made: Made, tmp_path: Path) -> None:
+    launcher = made()
+    launcher.warm()
+    launcher.close()
+    with pytest.raises(LauncherClosed):
+        launcher.start(order(tmp_path))

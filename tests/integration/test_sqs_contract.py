@@ -235,6 +235,12 @@ def test_failed_receipts_are_tried_again_and_stale_ones_reported(stubbed: Stubbe
     assert call(["r0", "r1", "r2"]) == {"r0"}
 
 
+def test_a_receipt_that_sqs_fails_to_serve_is_not_called_stale(stubbed: Stubbed) -> None:
+    for _ in range(TRIES):
+        stubbed.answers("change_message_visibility_batch", {"0": ("InternalError", False)}, [])
+    assert stubbed.queue.extend(["r0"], 5) == set()
+
+
 def test_no_call_carries_more_bytes_than_sqs_takes() -> None:
     bodies = ["é" * 50_000, "x" * 200_000, "y" * BATCH_BYTES, "z"] + ["s"] * 25
     batches = list(in_batches(bodies))

@@ -10,6 +10,7 @@ import pytest
 
 from evalops.fleet import controller as module
 from evalops.fleet.controller import Controller, Plan
+from evalops.fleet.guards import Verdict
 from evalops.fleet.ledger import Ledger
 from evalops.fleet.stream import EventStream
 from evalops.fleet.view import ProgressLine
@@ -192,3 +193,29 @@ def test_one_message_twice_and_one_unreadable_leave_one_end(controller: Controll
     assert sum('"type":"job_done"' in text for text in lines) == 1
     assert sum("could not be read" in text for text in lines) == 1
     assert len(controller._events.deleted) == 3  # type: ignore[attr-defined]
+
+
+def test_a_stop_that_could_not_be_told_is_told_with_the_next_beat(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = controller.storage.replace
+
+    def away(*words: Any) -> str:
+        raise StorageError("storage is away")
+
+    monkeypatch.setattr(controller.storage, "replace", away)
+    controller._begin_stop(Verdict("stopped", "the budget is spent"))
+    monkeypatch.setattr(controller.storage, "replace", replace)
+    controller._beat()
+    assert Control.from_json(controller.storage.get(layout.control(FLEET)).body).state == "stopping"
+
+
+def test_a_lane_that_cannot_be_given_back_does_not_hide_how_the_fleet_ended(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*words: Any) -> None:
+        raise StorageError("storage is away")
+
+    monkeypatch.setattr(module.lanes, "release", away)
+    controller._take(completed())
+    assert controller.run().ending == "complete"

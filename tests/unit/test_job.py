@@ -4,6 +4,8 @@ import json
 import os
 import queue
 import signal
+import subprocess
+import sys
 import threading
 from multiprocessing import Pipe
 from types import SimpleNamespace
@@ -11,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from evalworker import job
 from evalworker.job import ABANDONED_GRACE_S, END, SAMPLE, AgentLine, Share, tries_allowed
+from evalworker.processes import alive
 
 
 class Loop:
@@ -109,7 +113,22 @@ def test_the_agents_word_is_kept_for_whoever_listens_later(monkeypatch: pytest.M
         ours.close()  # the agent has died
         assert Timer.started.wait(30)
     assert line.stopped
-    assert Timer.made == [(ABANDONED_GRACE_S, os.killpg, (os.getpid(), signal.SIGKILL))]
+    assert Timer.made == [(ABANDONED_GRACE_S, job._end_abandoned)]
+
+
+def test_a_job_without_its_agent_ends_its_daemons_too() -> None:
+    """A daemon in a session of its own is not in the job's group."""
+    script = """
+import os, subprocess
+from evalworker import job
+os.setsid()
+daemon = subprocess.Popen(["sleep", "300"], start_new_session=True)
+print(daemon.pid, flush=True)
+job._end_abandoned()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert ended.returncode == -signal.SIGKILL
+    assert not alive(int(ended.stdout))
 
 
 def test_a_descriptor_that_means_another_file_by_now_is_not_written_to(tmp_path: Any) -> None:

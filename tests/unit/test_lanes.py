@@ -98,3 +98,12 @@ def test_a_lane_of_this_machine_is_never_taken_and_goes_with_its_fleet(store: Lo
     assert lanes.find(store, FLEETS[0]) == registered
     lanes.release(store, registered)
     assert list(lanes.lanes(store)) == []
+
+
+def test_a_record_that_cannot_be_read_is_named_and_passed_over(
+    store: LocalStorage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    estate(store, 2)
+    store.put(layout.lane("lane-00"), b"{broken")
+    assert lanes.take(store, FLEETS[0], "me", LATER).name == "lane-01"
+    assert "lane-00.json cannot be read" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from evalops.logs import rows
 from evalops.logs.choose import Chosen, choose
 from evalops.logs.facts import Facts
 from evalops.logs.reading import Listed
+from evalops.logs.survey import _writes
 from evalworker.contract.documents import Control, JobSpec
 from evalworker.storage import Info
 
@@ -70,6 +71,13 @@ def test_a_started_log_runs_while_its_owner_lives(alive, age_s, state):
 def test_what_is_written_into_the_buffer_counts_as_a_write():
     listed = _listed(status="started", completed=None, age_s=rows.STALE_S * 2)
     assert _row(listed, writes={"a.eval": NOW - timedelta(seconds=5)}).state == "running"
+
+
+@pytest.mark.parametrize("prefix", ["", "logs/working/R/"])
+def test_the_buffer_of_a_log_lies_beside_it(prefix):
+    key = f"{prefix}.buffer/2026-11-29T14-00-00_t_x/segment.1.zip"
+    assert _writes({key: Info(key, 1, "e", NOW)}) == {f"{prefix}2026-11-29T14-00-00_t_x.eval": NOW}
+    assert _writes({"a/b.json": Info("a/b.json", 1, "e", NOW)}) == {}
 
 
 def _control(**values):

@@ -1,7 +1,9 @@
 """Unfinished logs go up when they change and come back whole; nothing else of a log directory does."""
 
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,3 +117,37 @@ def test_a_first_attempt_finds_nothing(store: LocalStorage, tmp_path: Path, publ
 def test_the_partial_log_of_another_job_is_not_taken(store: LocalStorage, logs: Path, tmp_path: Path) -> None:
     PartialKeeper(store, FLEET, JOB[:-1] + "b", logs).save()
     assert not fetch(store, FLEET, JOB, tmp_path / "fresh", None)
+
+
+def test_a_directory_that_goes_away_meanwhile_is_no_error(
+    store: LocalStorage, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job's end removes its directory while the worker's thread for partial logs looks at it."""
+    keeper = PartialKeeper(store, FLEET, JOB, logs)
+    scandir = os.scandir
+
+    def vanishing(folder: Any) -> Any:
+        if not isinstance(folder, int) and Path(folder).name == ".buffer":  # rmtree itself lists by descriptor
+            shutil.rmtree(folder)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert not keeper.synced
+    assert keeper.save() == 1
+    shutil.rmtree(logs)
+    assert not keeper.synced
+    assert keeper.save() == 0
+
+
+def test_a_file_that_goes_away_before_its_upload_is_passed_over(
+    store: LocalStorage, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = store.upload
+
+    def late(path: Path, key: str) -> None:
+        if path.name == "manifest.json":
+            path.unlink()
+        upload(path, key)
+
+    monkeypatch.setattr(store, "upload", late)
+    assert PartialKeeper(store, FLEET, JOB, logs).save() == 2

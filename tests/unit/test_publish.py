@@ -11,7 +11,7 @@ from evalworker.contract.documents import JobDone
 from evalworker.contract.failures import Category
 from evalworker.contract.messages import AttemptDone, SampleCounts
 from evalworker.contract.wire import now
-from evalworker.storage import LocalStorage
+from evalworker.storage import Denied, LocalStorage
 
 FLEET = "2026-11-29-14-05-33-1a2b3c4d"
 JOB = "00000000000000aa"
@@ -71,7 +71,7 @@ def test_a_completed_job_is_recorded_and_published(store: LocalStorage, tmp_path
 def test_an_attempt_that_will_be_retried_is_recorded_and_not_published(store: LocalStorage, tmp_path: Path) -> None:
     one = done(status="failed", ended=False, failure_category=Category.CRASH, retry_after_s=0.0)
     finish(store, one, log(tmp_path, "one"))
-    assert publish.find_end(store, None, FLEET, JOB, 1) == one
+    assert publish.find_end(store, FLEET, JOB, 1) == one
     assert publish.find_done(store, FLEET, JOB, 1) is None
     assert not store.exists(WORKING)
 
@@ -122,7 +122,7 @@ def test_killed_after_any_step_the_next_one_makes_it_whole(
         with pytest.raises(Killed):
             finish(store, done(), log(tmp_path, "one"))
     record = publish.find_done(store, FLEET, JOB, 1)
-    end = publish.find_end(store, None, FLEET, JOB, 1)
+    end = publish.find_end(store, FLEET, JOB, 1)
     if record is not None:
         publish.publish(store, record)
         final = record.attempt_done
@@ -160,3 +160,17 @@ def test_the_partial_log_goes_and_that_of_others_stays(store: LocalStorage) -> N
         store.put(key, b"x")
     publish.clear_partial(store, FLEET, JOB)
     assert [info.key for info in store.list("partial/")] == [layout.partial(FLEET, other) + "b.eval"]
+
+
+def test_a_partial_log_that_cannot_be_removed_is_no_failure(
+    store: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job's end is recorded by then: an error here would be told as the failure of a completed job."""
+    store.put(layout.partial(FLEET, JOB) + "a.eval", b"x")
+
+    def refuse(key: str) -> None:
+        raise Denied(f"cannot delete {key}")
+
+    monkeypatch.setattr(store, "delete", refuse)
+    publish.clear_partial(store, FLEET, JOB)
+    assert store.exists(layout.partial(FLEET, JOB) + "a.eval")

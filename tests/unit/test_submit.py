@@ -6,17 +6,21 @@ import subprocess
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from evalops.fleet import lanes, submit
+from evalops.fleet.ledger import Ledger
 from evalops.fleet.workers import default_slots
 from evalops.settings import Settings
 from evalops.ui import Failure
+from evalworker import redact
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Manifest
 from evalworker.contract.wire import now
+from evalworker.queues import QueueError
 from evalworker.storage import Denied, LocalStorage
 
 FLEET = "2026-11-29-14-05-33-1a2b3c4d"
@@ -78,7 +82,10 @@ def test_what_is_no_duration(text: str) -> None:
 
 
 def test_a_run_is_resumed_with_its_own_jobs() -> None:
-    submit.check_same(manifest(spec(1), spec(2)), [spec(2)])
+    submit.check_same(manifest(spec(1), spec(2)), [spec(2), spec(1)])
+    assert "also holds t with scripted/good" in sentence(
+        lambda: submit.check_same(manifest(spec(1), spec(2)), [spec(2)])
+    )
     said = sentence(lambda: submit.check_same(manifest(spec(1)), [spec(1), spec(3, "other")]))
     assert "does not hold other with scripted/good" in said
     assert "other arguments" not in said
@@ -167,3 +174,57 @@ def test_local_workers_share_the_cpus(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cpus)
     assert default_slots(workers) == slots
+
+
+def test_what_a_resume_adds_to_the_manifest_holds_no_secret(
+    store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(redact, "_process", redact.Redactor({"HF_TOKEN": "hf_0123456789abcdef"}))
+    old = manifest(spec(1))
+    store.put(layout.manifest(FLEET), old.to_bytes())
+    store.put(layout.control(FLEET), control(state="ended").to_bytes())
+    shipped = {"requirements": ["mine @ https://example.org/mine.whl?token=hf_0123456789abcdef"]}
+    said = sentence(lambda: submit.resume(SETTINGS, store, submit.Request(), old, shipped))
+    assert "HF_TOKEN" in said
+    assert store.get(layout.manifest(FLEET)).body == old.to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("error", "seen"), [(QueueError("the queue is away"), Failure), (KeyboardInterrupt(), KeyboardInterrupt)]
+)
+def test_a_fleet_that_could_not_be_started_leaves_no_workers(
+    error: BaseException, seen: type[BaseException], store: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def refuse() -> None:
+        raise error
+
+    fake = SimpleNamespace(
+        stream=SimpleNamespace(restore=lambda: iter(()), append=lambda events: None, store=list),
+        start_workers=lambda: done.append("workers"),
+        send_open_jobs=refuse,
+        close=lambda reason: done.append("closed"),
+    )
+    monkeypatch.setattr(submit, "_embedded_lane", lambda *_: None)
+    monkeypatch.setattr(submit, "_controller", lambda *_: fake)
+    run = manifest(spec(1))
+    with pytest.raises(seen):
+        submit._begin(SETTINGS, store, submit.Request(), run, control(), "etag", Ledger(run.jobs))
+    assert done == ["workers", "closed"]
+
+
+@pytest.mark.parametrize("left", ["nothing", "an end without a release"])
+def test_a_lane_past_its_deadline_is_freed_whatever_its_fleet_has_left(store: LocalStorage, left: str) -> None:
+    if left != "nothing":
+        store.put(layout.manifest(FLEET), manifest(spec(1)).to_bytes())
+        store.put(layout.control(FLEET), control(state="ended").to_bytes())
+    lane = Lane(
+        name="lane-01", jobs="j", events="e", dead="d", fleet_id=FLEET, owner="me", until=now() - timedelta(hours=1)
+    )
+    store.put(layout.lane("lane-01"), lane.to_bytes())
+    submit.close_abandoned(SETTINGS, store, lane)
+    (freed, _), *_ = lanes.lanes(store)
+    assert freed.fleet_id is None
+    assert not list(store.list(layout.segments(FLEET))), "a fleet that had ended got a second summary"

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from evalworker import aws, boot, code, credentials, redact
+from evalworker import aws, boot, code, containers, credentials, notice, redact
 from evalworker.attempt import Attempt
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, Lane, Limits, Manifest
@@ -71,7 +71,13 @@ class Agent:
             jobs=jobs,
             poster=Poster(Queue(sqs, lane.events), config.work / "spool.jsonl", self._log.line),
             keeper=VisibilityKeeper(jobs, limits.visibility_s, self._log.line),
-            launcher=Launcher(config.work, path, sorted({job.task for job in self.manifest.jobs}), environment),
+            launcher=Launcher(
+                config.work,
+                path,
+                sorted({job.task for job in self.manifest.jobs}),
+                environment,
+                self.manifest.secrets,
+            ),
             control=Control.from_json(control.body),
             path=path,
             environment=environment,
@@ -98,7 +104,11 @@ class Agent:
         signal.signal(signal.SIGINT, lambda *_: self.leave("sigint"))
         adopt_orphans()
         self.worker.launcher.warm()
+        containers.clean_up_after(self.worker.work, self._log.line)
         self._post(self._online())
+        (self.config.work / "online").touch()  # boot.sh asks: has this worker ever come up?
+        if self.config.imds or self.config.lifecycle == "spot":
+            notice.watch(self.leave, self._log.line)
         self._compare_versions()
         for target in (self._receive, self._duties, self._partials):
             threading.Thread(target=self._guarded, args=(target,), daemon=True, name=target.__name__).start()

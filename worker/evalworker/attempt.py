@@ -15,13 +15,13 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from evalworker import job, partials, publish, redact
+from evalworker import containers, job, partials, publish, redact
 from evalworker.contract import layout
 from evalworker.contract.documents import JobSpec, Manifest
 from evalworker.contract.failures import Category, retry_delay
 from evalworker.contract.messages import AttemptDone, Job, fit
 from evalworker.contract.wire import now
-from evalworker.process import JobProcess
+from evalworker.process import JobProcess, LauncherClosed
 from evalworker.processes import oom_kills
 from evalworker.queues import QueueError, Received
 from evalworker.storage import StorageError
@@ -138,6 +138,8 @@ class Attempt:
         except StorageError as error:
             self.worker.log(f"job {self.spec.job_id}: {error}")
             self._fail_unrecorded(error)
+        except LauncherClosed:
+            self._hand_over()
         except Exception as error:  # a bug of ours must not take the worker's other jobs with it
             self.worker.log_exception(f"job {self.spec.job_id}")
             self.worker.warn(f"{self.spec.name}: the worker failed: {type(error).__name__}: {error}", self.spec.job_id)
@@ -146,6 +148,7 @@ class Attempt:
             with self._receiving:
                 self._over = True
                 self.worker.keeper.release(self.received.receipt)
+            containers.clean_up(self._dir, self.worker.log)
             shutil.rmtree(self._dir, ignore_errors=True)
 
     def _fail_unrecorded(self, error: StorageError) -> None:
@@ -164,7 +167,7 @@ class Attempt:
             publish.publish(self.worker.storage, record)
             self._post_and_delete(record.attempt_done)
             return True
-        end = publish.find_end(self.worker.storage, None, message.fleet_id, message.job_id, message.attempt)
+        end = publish.find_end(self.worker.storage, message.fleet_id, message.job_id, message.attempt)
         if end is None or end.round != message.round:
             return False
         self._post_and_delete(publish.conclude(self.worker.storage, end))
@@ -208,6 +211,7 @@ class Attempt:
 
     def _try_again(self) -> None:
         self.heard = _Heard()
+        containers.clean_up(self._dir, self.worker.log)
         shutil.rmtree(self._dir, ignore_errors=True)
         self._try_once()
 
@@ -235,6 +239,7 @@ class Attempt:
             hung_after_s=self.worker.control.limits.hung_after_s,
             on_hung=self.worker.control.limits.on_hung,
             environment=self.worker.environment,
+            secrets=tuple(self.manifest.secrets),
         )
 
     def _follow(self, process: JobProcess, started: float) -> None:

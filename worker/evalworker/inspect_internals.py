@@ -50,6 +50,7 @@ INTERNALS: dict[str, tuple[str, ...]] = {
     "inspect_ai.scorer._reducer": ("reducer_log_name",),
     "inspect_ai.util._concurrency": ("DynamicSampleLimiter", "ResizableLimiter", "_task_sample_semaphores"),
     "inspect_ai.util._display": ("init_display_type",),
+    "inspect_ai.util._sandbox.docker.docker": ("task_project_name",),
 }
 """All that is used here, by module: what a test looks at when Inspect is upgraded."""
 
@@ -468,3 +469,23 @@ def task_sandboxes(specs: list[str], task_args: dict[str, Any]) -> list[SandboxO
             wanted = [task.sandbox, *(sample.sandbox for sample in task.dataset)]
             found += [SandboxOf(task.name, one.type, one.config, run_dir(task)) for one in wanted if one is not None]
     return found
+
+
+def name_sandbox_projects(job_id: str, record: Path) -> None:
+    """Give this process's Compose projects names that hold the job's id, and write each name to `record` before it is used.
+
+    Compose labels all containers, networks and volumes with the project's name. The names keep Inspect's own pattern, so that
+    Inspect's own clean-up goes on finding them. For a job process: the change lasts as long as the process.
+    """
+    module = "inspect_ai.util._sandbox.docker.docker"
+    original = _internal(module, "task_project_name")
+
+    def task_project_name(task: str) -> str:
+        # inspect-<task>-i<random>: the id comes before what is random
+        head, _, tail = original(task).rpartition("-i")
+        name = f"{head}-i{job_id}{tail}"
+        with record.open("a") as file:
+            file.write(f"{name}\n")
+        return name
+
+    importlib.import_module(module).task_project_name = task_project_name  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-from evalworker import preload_settings, redact
+from evalworker import containers, preload_settings, redact
 from evalworker.contract.documents import JobSpec
 from evalworker.contract.failures import EXIT_CONFIG
 from evalworker.contract.ids import sample_key
@@ -44,7 +44,10 @@ ABANDONED_GRACE_S = 20
 
 @dataclass(frozen=True)
 class Order:
-    """What a job process is told. Everything is plain data, because it crosses a pickle."""
+    """What a job process is told. Everything is plain data, because it crosses a pickle.
+
+    `secrets`: names of the variables of `environment` whose values are hidden, beside those that look like it.
+    """
 
     fleet_id: str
     round: int
@@ -60,6 +63,7 @@ class Order:
     hung_after_s: float = 1800.0
     on_hung: Literal["wait", "error"] = "wait"
     environment: dict[str, str] = field(default_factory=dict, repr=False)
+    secrets: tuple[str, ...] = ()
     forked: bool = True
 
 
@@ -130,7 +134,7 @@ def _settle(order: Order, output: Connection) -> None:
     os.close(null)
     preload_settings.restore()
     os.environ.update(order.environment)
-    redact.learn_environment(order.environment)
+    redact.learn_environment(order.secrets)
     os.environ["INSPECT_FLEET_JOB"] = order.spec.job_id
     os.chdir(order.path[0])
     sys.argv = ["inspect-fleet-job"]
@@ -139,6 +143,13 @@ def _settle(order: Order, output: Connection) -> None:
     random.seed()  # all forks would draw the same numbers
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+
+
+def _end_abandoned() -> None:
+    """Nobody is left to kill this job: end what it has started, daemons among them, then its own group."""
+    for child in children(os.getpid()):
+        kill_tree(child)
+    os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def _identity(pipe: Connection) -> tuple[int, int]:
@@ -206,7 +217,7 @@ class AgentLine:
                 said = json.loads(self._pipe.recv_bytes())
             except (EOFError, OSError):
                 self._stop()
-                threading.Timer(ABANDONED_GRACE_S, os.killpg, (os.getpid(), signal.SIGKILL)).start()
+                threading.Timer(ABANDONED_GRACE_S, _end_abandoned).start()
                 return
             if said.get("stop"):
                 self._stop()
@@ -259,6 +270,7 @@ def _run(order: Order, line: AgentLine) -> tuple[JobEnd, int]:
         streaming.on_task = share.apply
         line.follow_share(share.change)
         streamer.start(streaming)
+        inspect_internals.name_sandbox_projects(spec.job_id, log_dir.with_name(containers.RECORD))
         from inspect_ai import eval_set
 
         with Lookout(streaming, tell, order.hung_after_s, order.on_hung), line.interruptible():
@@ -338,8 +350,9 @@ def _report(order: Order, streaming: Any, failure: BaseException | None, before:
     for summary in log.summaries:
         final = summary.error is None or not started
         if final and streaming.said.get(sample_key(summary.id, summary.epoch), "") != summary.uuid:
-            post(sample_done(summary, streaming.origin))
-            unreported += 1
+            with contextlib.suppress(ValueError):  # no message can hold it: the controller reads it in the log
+                post(sample_done(summary, streaming.origin))
+                unreported += 1
     carried = {sample_key(s.id, s.epoch) for s in before.completed} if before is not None else set()
     facts |= {
         "log_path": str(log.path),

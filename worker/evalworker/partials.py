@@ -4,10 +4,11 @@ A log alone lacks up to a buffer of finished samples, so the `.buffer/` folder t
 `eval_set` finds both in its log directory and runs only what is missing.
 """
 
+import os
 from pathlib import Path
 
 from evalworker.contract import layout
-from evalworker.storage import Missing, Storage
+from evalworker.storage import Missing, Storage, StorageError
 
 NEWEST = ".eval"
 
@@ -24,7 +25,9 @@ class PartialKeeper:
     @property
     def synced(self) -> bool:
         """Whether Inspect has copied its buffer since the last upload (it does so every `log_shared` seconds)."""
-        for manifest in self._log_dir.glob(".buffer/*/manifest.json"):
+        for manifest in _files(self._log_dir):
+            if manifest.name != "manifest.json":
+                continue
             try:
                 stat = manifest.stat()
             except FileNotFoundError:
@@ -39,9 +42,8 @@ class PartialKeeper:
 
         Raises StorageError; a file that goes away meanwhile is passed over.
         """
-        files = [path for path in self._log_dir.rglob("*") if path.is_file() and _belongs(path)]
         saved = 0
-        for path in sorted(files, key=lambda path: (path.suffix == NEWEST, path.name)):
+        for path in sorted(_files(self._log_dir), key=lambda path: (path.suffix == NEWEST, path.name)):
             name = path.relative_to(self._log_dir).as_posix()
             try:
                 stat = path.stat()
@@ -50,9 +52,16 @@ class PartialKeeper:
                     self._storage.upload(path, self._prefix + name)
                     self._uploaded[name] = seen
                     saved += 1
-            except FileNotFoundError:
-                continue
+            except (FileNotFoundError, StorageError):
+                if path.exists():
+                    raise
         return saved
+
+
+def _files(log_dir: Path) -> list[Path]:
+    """What belongs to the unfinished log. Directories may go away while they are listed: a job's end removes them."""
+    found = (Path(folder, name) for folder, _, names in os.walk(log_dir) for name in names)
+    return [path for path in found if _belongs(path)]
 
 
 def _belongs(path: Path) -> bool:

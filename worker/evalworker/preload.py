@@ -79,7 +79,7 @@ def _settle() -> dict[str, Any]:
     settings: dict[str, Any] = json.loads(os.environ[SETTINGS])
     restore()
     os.environ.update(settings["environment"])
-    redact.learn_environment(settings["environment"])
+    redact.learn_environment(settings["secrets"])
     null = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(null, descriptor)

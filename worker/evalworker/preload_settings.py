@@ -4,7 +4,7 @@ import os
 
 SETTINGS = "INSPECT_FLEET_PRELOAD"
 """Environment variable with a JSON object: `path` (directories to import from first; the first is where jobs run), `tasks` (specs to
-import ahead of the jobs), `environment` (variables of the jobs), `report` (a file to write)."""
+import ahead of the jobs), `environment` (variables of the jobs), `secrets` (names of those to be hidden), `report` (a file to write)."""
 
 PLACE = "INSPECT_FLEET_WORKER"
 """Environment variable: the directory of the unpacked `evalworker` that the agent was started with (`evalworker.boot`)."""

@@ -30,6 +30,10 @@ SERVER_DEATH_S = 10.0
 CODE, INSPECT, SPAWN = range(3)
 
 
+class LauncherClosed(RuntimeError):
+    """No more jobs are started: the worker leaves."""
+
+
 class Launcher:
     """Starts job processes, as forks of a warm server for as long as that works.
 
@@ -38,17 +42,29 @@ class Launcher:
     """
 
     def __init__(
-        self, work: Path, path: list[str], tasks: list[str], environment: dict[str, str], *, fork: bool = True
+        self,
+        work: Path,
+        path: list[str],
+        tasks: list[str],
+        environment: dict[str, str],
+        secrets: list[str],
+        *,
+        fork: bool = True,
     ) -> None:
-        """Args: path: from where the run's code is imported, first where jobs run. environment: what jobs have beside the agent's."""
+        """Args: path: from where the run's code is imported, first where jobs run. environment: what jobs have beside the agent's.
+
+        secrets: names of the variables whose values are hidden.
+        """
         self._work = work
         self._path = path
         self._environment = environment
+        self._secrets = secrets
         self._tasks = tasks
         self._level = CODE if fork else SPAWN
         self._lock = threading.Lock()
         self._starting = threading.Lock()
         self._running: dict[int, int] = {}
+        self._closed = False
 
     def warm(self) -> None:
         """Start the server now, so that it imports while the agent waits for its first job."""
@@ -58,15 +74,21 @@ class Launcher:
                 _forkserver.ensure_running()
 
     def close(self) -> None:
-        """End the server, which would otherwise finish its imports first; every job must be gone."""
+        """End the server, which would otherwise finish its imports first, for good; every job must be gone."""
+        self._closed = True
         server = _forkserver._forkserver_pid  # type: ignore[attr-defined]
         if server is not None:
             kill_tree(server)
             _await_death()
 
     def start(self, order: job.Order) -> "JobProcess":
-        """Start a job process; blocks until the server has warmed up. Raises OSError when no process can be made."""
+        """Start a job process; blocks until the server has warmed up.
+
+        Raises LauncherClosed after (or during) `close`, OSError when no process can be made.
+        """
         while True:
+            if self._closed:
+                raise LauncherClosed
             level, context = self._context()
             try:
                 with self._starting:
@@ -108,6 +130,7 @@ class Launcher:
         settings = {
             "path": self._path,
             "environment": self._environment,
+            "secrets": self._secrets,
             "tasks": self._tasks if self._level == CODE else [],
             "report": str(self._work / "preload.json"),
         }

@@ -10,17 +10,15 @@ from pathlib import Path
 from evalworker.contract import layout
 from evalworker.contract.documents import JobDone
 from evalworker.contract.messages import AttemptDone
-from evalworker.storage import AlreadyExists, Missing, Storage
+from evalworker.storage import AlreadyExists, Missing, Storage, StorageError
 
 
-def find_end(
-    storage: Storage, done: "AttemptDone | None", fleet_id: str, job_id: str, attempt: int
-) -> AttemptDone | None:
-    """The recorded end of an attempt, or `done` if there is none."""
+def find_end(storage: Storage, fleet_id: str, job_id: str, attempt: int) -> AttemptDone | None:
+    """The recorded end of an attempt, None while it has none."""
     try:
         return AttemptDone.from_json(storage.get(layout.attempt_end(fleet_id, job_id, attempt)).body)
     except Missing:
-        return done
+        return None
 
 
 def find_done(storage: Storage, fleet_id: str, job_id: str, round_: int) -> JobDone | None:
@@ -40,7 +38,7 @@ def record_end(storage: Storage, done: AttemptDone, log: Path | None) -> Attempt
         storage.create(layout.attempt_end(done.fleet_id, done.job_id, done.attempt), done.to_bytes())
         return done
     except AlreadyExists:
-        return find_end(storage, done, done.fleet_id, done.job_id, done.attempt) or done
+        return find_end(storage, done.fleet_id, done.job_id, done.attempt) or done
 
 
 def conclude(storage: Storage, done: AttemptDone) -> AttemptDone:
@@ -77,7 +75,10 @@ def publish(storage: Storage, record: JobDone) -> None:
 
 
 def clear_partial(storage: Storage, fleet_id: str, job_id: str) -> None:
-    """Remove the unfinished log of a job that has completed; what stays would expire anyway."""
-    with contextlib.suppress(Missing):
+    """Remove the unfinished log of a job that has completed.
+
+    What cannot be removed expires, and must not make a recorded end look like a failure.
+    """
+    with contextlib.suppress(StorageError):
         for info in list(storage.list(layout.partial(fleet_id, job_id))):
             storage.delete(info.key)

@@ -92,7 +92,10 @@ class Queue:
         done = 0
         for batch in in_batches(bodies):
             try:
-                failed = self._batch("send_message_batch", [{"MessageBody": body, **delay} for body in batch])
+                refused_, failing = self._batch(
+                    "send_message_batch", [{"MessageBody": body, **delay} for body in batch]
+                )
+                failed = refused_ | failing
             except (
                 QueueError
             ) as error:  # the call itself: whether SQS took this batch is unknown, so it counts as unsent
@@ -130,14 +133,16 @@ class Queue:
         A stale receipt means that someone else has the message, or that it is gone. Raises QueueError when SQS cannot be
         reached: then nothing is known of them.
         """
-        return self._each("change_message_visibility_batch", receipts, VisibilityTimeout=seconds)
+        stale, _ = self._each("change_message_visibility_batch", receipts, VisibilityTimeout=seconds)
+        return stale
 
     def delete(self, receipts: Iterable[str]) -> set[str]:
         """Delete messages. Returns the receipts that SQS did not take: stale, or failing however often it was asked.
 
         Raises QueueError when SQS cannot be reached.
         """
-        return self._each("delete_message_batch", receipts)
+        stale, failing = self._each("delete_message_batch", receipts)
+        return stale | failing
 
     def counts(self) -> Counts:
         """How many messages the queue holds, approximately. Raises QueueError."""
@@ -149,17 +154,23 @@ class Queue:
         found = self._call("get_queue_attributes", AttributeNames=names)["Attributes"]
         return Counts(*(int(found.get(name, 0)) for name in names))
 
-    def _each(self, operation: str, receipts: Iterable[str], **common: Any) -> set[str]:
+    def _each(self, operation: str, receipts: Iterable[str], **common: Any) -> tuple[set[str], set[str]]:
+        """The receipts that SQS refused (stale), and those that it failed to serve however often it was asked."""
         refused: set[str] = set()
+        failing: set[str] = set()
         unique = list(dict.fromkeys(receipts))
         for start in range(0, len(unique), BATCH):
             batch = unique[start : start + BATCH]
-            failed = self._batch(operation, [{"ReceiptHandle": receipt, **common} for receipt in batch])
-            refused |= {batch[index] for index in failed}
-        return refused
+            no, never = self._batch(operation, [{"ReceiptHandle": receipt, **common} for receipt in batch])
+            refused |= {batch[index] for index in no}
+            failing |= {batch[index] for index in never}
+        return refused, failing
 
-    def _batch(self, operation: str, entries: list[dict[str, Any]]) -> dict[int, str]:
-        """Call a batch operation until each entry went through or was refused for good: {index: reason} of the others."""
+    def _batch(self, operation: str, entries: list[dict[str, Any]]) -> tuple[dict[int, str], dict[int, str]]:
+        """Call a batch operation until each entry went through or was given up.
+
+        Returns {index: reason} of what SQS refused for what it is, and of what it failed to serve `TRIES` times.
+        """
         open_ = {str(index): {"Id": str(index), **entry} for index, entry in enumerate(entries)}
         refused: dict[int, str] = {}
         for turn in range(TRIES):
@@ -172,8 +183,8 @@ class Queue:
             again = {entry["Id"]: str(entry.get("Code", "failed")) for entry in failed if not entry.get("SenderFault")}
             open_ = {id_: open_[id_] for id_ in again}
             if not open_:
-                return refused
-        return refused | {int(id_): code for id_, code in again.items()}
+                return refused, {}
+        return refused, {int(id_): code for id_, code in again.items()}
 
     def _call(self, operation: str, **arguments: Any) -> dict[str, Any]:
         try:

@@ -31,6 +31,7 @@ class Config:
         launched: when the machine (or, here, the process) was started, in seconds since the epoch.
         work: a directory of its own; what it holds may be lost.
         slots: jobs at once; None leaves it to the fleet's limits, else to the number of CPUs.
+        imds: whether this is an EC2 instance, whose metadata service gives notice before it is taken back.
     """
 
     root: str
@@ -42,6 +43,7 @@ class Config:
     launched: float
     work: Path
     slots: int | None = None
+    imds: bool = False
 
 
 class Log:

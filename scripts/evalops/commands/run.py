@@ -19,7 +19,7 @@ from evalops.fleet.guards import Verdict
 from evalops.fleet.stream import Fenced
 from evalops.fleet.view import results_table
 from evalops.infra.estate import Estate
-from evalops.inspect_options import InspectCommand, TypedArguments, typed_arguments
+from evalops.inspect_options import InspectCommand, TypedArguments, given_names, typed_arguments, typed_options
 from evalops.report import build as report
 from evalops.settings import Settings, settings
 from evalops.ui import EXIT_FAILURES, EXIT_LEFT_RUNNING, EXIT_STOPPED, EXIT_USAGE, Failure, emit_json, fail, note
@@ -278,6 +278,10 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
         _check_same_backend(resumed, backend)
         shipping.check_versions(resumed, force=options["force"])
     planned = resumed is None or bool(given.tasks)
+    if not planned and (typed := typed_options(ctx)):
+        fail(
+            f"with --run-id alone the run keeps its own options: to change {typed[0]}, repeat the whole command with --run-id"
+        )
     jobs = _plan(given, luggage) if resumed is None or planned else resumed.jobs
     machines = _machines(options, target, request, jobs)
     if options["estimate"]:
@@ -304,6 +308,8 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
     else:
         submit.check_same(resumed, jobs)
         again = shipping.ship(wishes, luggage, backend, storage) if planned else shipping.same_code(luggage, resumed)
+        if planned:  # the same jobs, so what differs changes no result: retries, time-outs, buffers
+            again |= {"arguments": encode(arguments)}
         found = submit.resume(surroundings, storage, request, resumed, again | _changed(machines))
         if found is None:
             note(f"every job of {resumed.fleet_id} has completed: nothing to run")
@@ -324,9 +330,20 @@ def _check_same_backend(manifest: Manifest, backend: shipping.Backend) -> None:
         fail(f"the run {manifest.fleet_id} began on {manifest.backend}: resume it {how}")
 
 
+def _check_alone(ctx: click.Context, resumed: Manifest) -> None:
+    """Without tasks a resume keeps the run's own options and models; what says otherwise is refused, not ignored."""
+    models = given_names(ctx)[1]
+    if typed := typed_options(ctx):
+        fail(
+            f"with --run-id alone the run keeps its own options: to change {typed[0]}, repeat the whole command with --run-id"
+        )
+    if models and set(models) != {spec.model for spec in resumed.jobs}:
+        fail(f"the run {resumed.fleet_id} has other models: leave --model away, or start a new run")
+
+
 def _arguments(given: TypedArguments, resumed: Manifest | None) -> dict[str, Any]:
     """`eval_set`'s arguments of the run, with its prices instead of the name of their file."""
-    arguments = dict(given.arguments) if resumed is None else decode(resumed.arguments)
+    arguments = dict(given.arguments) if resumed is None or given.tasks else decode(resumed.arguments)
     if found := prices.read(arguments.get(prices.ARGUMENT)):
         arguments[prices.ARGUMENT] = found
     return arguments
@@ -356,6 +373,11 @@ def follow(controller: Controller, surroundings: Settings, *, json_output: bool)
         _banner(controller)
     try:
         verdict = controller.run()
+    except ServiceError as error:
+        raise Failure(
+            f"{error}; the fleet has no controller now: ct fleet attach {controller.fleet_id} drives it on",
+            EXIT_LEFT_RUNNING,
+        ) from error
     except Fenced as error:
         raise Failure(str(error), EXIT_LEFT_RUNNING) from error
     shown = None if verdict.ending == "left" else _write_report(controller)
@@ -473,12 +495,12 @@ def _print_estimate(
 
 def _detach() -> None:
     """Start the same command in a session of its own, pass on its launch record, and leave it running."""
-    words = [word for word in sys.argv[1:] if word != "--detach"]
+    words = ["--json" if word == "--detach" else word for word in sys.argv[1:]]
     folder = Path("logs", "fleet")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder, prefix="detached-", suffix=".log", delete=False) as log:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "evalops", Path(sys.argv[0]).name, *words, "--json"],
+            [sys.executable, "-P", "-m", "evalops", Path(sys.argv[0]).name, *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

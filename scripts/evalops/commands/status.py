@@ -71,7 +71,7 @@ def list_(number: int, as_json_: bool) -> None:
     """The newest runs that have logs."""
     with refused():
         found = runs.newest(places.root(), number)
-        shown = [runs.look(place) for place in found.shown]
+        shown = runs.look_at(found.shown)
     if as_json_:
         ui.emit_json({"runs": [item.as_json() for item in shown], "total": found.total})
         return

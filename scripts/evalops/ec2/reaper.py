@@ -101,13 +101,17 @@ class Reaper:
         who = f"{lane.fleet_id} of {lane.owner or 'nobody'}"
         try:
             control = Control.from_json(self.storage.get(layout.control(lane.fleet_id or "")).body)
+        except Missing:
+            return Decision(thing, "end", f"belongs to {who}, of which nothing is stored")
         except (StorageError, Unreadable) as error:
             return Decision(thing, "keep", f"belongs to {who}, which cannot be read: {error}")
+        silent = at - control.beat
+        if control.state == "ended" and silent > reap.YOUNG:  # before, its controller may still be emptying the lane
+            return Decision(thing, "end", f"belongs to {who}, which has ended")
         if not submit.controller_gone(control):
             return Decision(thing, "keep", f"belongs to {who}, driven by {control.controller}")
         if at > until + reap.GRACE:
             return Decision(thing, "end", f"belongs to {who}, past its deadline {stamp(until)}")
-        silent = at - control.beat
         if lane.fleet_id not in alive and silent > reap.YOUNG:
             return Decision(thing, "end", f"belongs to {who}, which has no worker and no controller")
         return Decision(thing, "keep", f"belongs to {who} until {stamp(until)}")

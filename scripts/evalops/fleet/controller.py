@@ -657,11 +657,15 @@ class Controller:
         self.view.show(self.ledger, self.pool.alive, force=True)
         self.view.end()
         self._insist("storage", lambda: self._events.delete(self.stream.store()))
+        end = time.monotonic() + INSIST_S
         self._beat(state="ended")
+        while self.control.state != "ended" and time.monotonic() < end:  # workers and queues wait for this word
+            self._beat(state="ended")
         with self._surviving("the workers"):  # what does not end here sees the end in control.json, or is reaped
             self.pool.stop(now=self._at_once)
         self._empty_lane()
-        lanes.release(self.storage, self.lane)
+        with self._surviving("the lane"):  # past the deadline it is anybody's
+            lanes.release(self.storage, self.lane)
         self.stream.close()
         self._send(f"has ended: {verdict.ending}", self._in_short(verdict))
         return verdict
@@ -703,7 +707,7 @@ class Controller:
         """Write control.json; when someone else has written it (`stop`), obey what it says."""
         said = {
             "beat": now(),
-            "state": state or self.control.state,
+            "state": state or (self.control.state if self._stopping_since is None else "stopping"),
             "rate_limited": self.watch.rate_limited,
             "waiting_for": self._waiting_for() or self.watch.waits or None,
         }

@@ -6,9 +6,10 @@ Ownership lasts to the fleet's deadline, not to a heartbeat, so a dead controlle
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
+from evalops.ui import note
 from evalworker.contract import layout
 from evalworker.contract.documents import Lane
-from evalworker.contract.wire import now
+from evalworker.contract.wire import Unreadable, now
 from evalworker.storage import AlreadyExists, Changed, Missing, Storage
 
 
@@ -17,13 +18,17 @@ class NoLane(RuntimeError):
 
 
 def lanes(storage: Storage) -> Iterator[tuple[Lane, str]]:
-    """All lane records with their tags, in the order of their names."""
+    """All lane records with their tags, in the order of their names; one that cannot be read is named and passed over."""
     for info in sorted(storage.list(layout.LANES), key=lambda info: info.key):
         try:
             stored = storage.get(info.key)
+            yield Lane.from_json(stored.body), stored.etag
         except Missing:
             continue
-        yield Lane.from_json(stored.body), stored.etag
+        except Unreadable as error:
+            note(
+                f"the lane record {info.key} cannot be read ({error}); `ies infra apply` writes it anew once it is removed"
+            )
 
 
 def register(storage: Storage, lane: Lane, fleet_id: str, owner: str, until: datetime) -> Lane:

@@ -15,7 +15,7 @@ from evalworker.contract import layout
 from evalworker.contract.documents import Control, MachineBook, Manifest
 from evalworker.contract.ids import BadId, check_run_id
 from evalworker.contract.wire import Unreadable, now
-from evalworker.storage import Missing, Storage, StorageError
+from evalworker.storage import Missing, Storage
 
 SILENT_S = 60.0
 """A controller whose last sign of life is older is taken for gone."""
@@ -144,5 +144,3 @@ def _documents(storage: Storage, fleet_id: str) -> tuple[Manifest | None, Contro
         return manifest, Control.from_json(storage.get(layout.control(fleet_id)).body)
     except (Missing, Unreadable):
         return None, None
-    except StorageError:
-        raise

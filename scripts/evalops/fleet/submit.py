@@ -201,6 +201,7 @@ def resume(
         }
     )
     manifest = manifest.model_copy(update=shipped)
+    shipping.check_no_secret(manifest)
     storage.put(layout.manifest(manifest.fleet_id), manifest.to_bytes())
     etag = storage.replace(layout.control(manifest.fleet_id), control.to_bytes(), stored.etag)
     return _begin(settings, storage, request, manifest, control, etag, ledger)
@@ -252,7 +253,16 @@ def close_abandoned(settings: Settings, storage: Storage, lane: Lane, why: str =
     What its workers had said goes to its own segments first, so its summary is true.
     """
     assert lane.fleet_id is not None
-    manifest = read_manifest(storage, settings, lane.fleet_id)
+    try:
+        manifest = Manifest.from_json(storage.get(layout.manifest(lane.fleet_id)).body)
+        control = Control.from_json(storage.get(layout.control(lane.fleet_id)).body)
+    except (Missing, Unreadable) as error:
+        note(f"the fleet {lane.fleet_id} has left no readable record ({error}): its lane {lane.name} is freed")
+        lanes.release(storage, lane)
+        return
+    if control.state == "ended":  # killed between its last word and the release
+        lanes.release(storage, lane)
+        return
     pool = NoPool() if manifest.machines is None else None  # of a fleet on EC2, machines that still run are ended too
     controller = _take_over(settings, storage, Request(quiet=True), manifest, lane, pool)
     controller.close(why)
@@ -319,6 +329,9 @@ def _begin(
     except (ServiceError, OSError) as error:
         controller.close("it could not be started")
         fail(f"the fleet {manifest.fleet_id} could not be started: {error}")
+    except KeyboardInterrupt:  # workers would run on with nobody to drive them
+        controller.close("interrupted while it was started")
+        raise
     return controller
 
 
@@ -505,7 +518,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def check_same(manifest: Manifest, jobs: list[JobSpec]) -> None:
-    """A run is resumed with its own tasks and models (all, or some of them); anything else is refused with the difference."""
+    """A run is resumed with its own tasks and models, all of them; anything else is refused with the difference."""
     known = {spec.job_id for spec in manifest.jobs}
     strange = [spec for spec in jobs if spec.job_id not in known]
     if strange:
@@ -514,6 +527,13 @@ def check_same(manifest: Manifest, jobs: list[JobSpec]) -> None:
         hint = " (same task and model, other arguments)" if (strange[0].name, strange[0].model) in same_names else ""
         fail(
             f"the run {manifest.fleet_id} does not hold {named}{hint}: resume it with its own arguments or start a new one",
+            EXIT_USAGE,
+        )
+    missing = [spec for spec in manifest.jobs if spec.job_id not in {spec.job_id for spec in jobs}]
+    if missing:
+        fail(
+            f"the run {manifest.fleet_id} also holds {missing[0].name} with {missing[0].model}: --run-id runs all that has not "
+            "completed; name all tasks and models, or none",
             EXIT_USAGE,
         )
 

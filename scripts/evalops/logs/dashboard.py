@@ -45,6 +45,7 @@ FORCIBLE = {
 
 FINAL = {
     "unreadable": "the log cannot be read",
+    "storage": "the store did not do what was asked; try again",
     "no-results": "there are no results",
     "no-scores": "no score has a metric",
     "all-errored": "every sample errored",

@@ -24,6 +24,9 @@ _JOURNAL = re.compile(r"_journal/summaries/(\d+)\.json")
 _SAMPLE = re.compile(r"samples/.*_epoch_\d+\.json", re.DOTALL)
 _TIMED_JSON = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}[:-]\d{2}[:-]\d{2}.*\.json")
 
+_ASIDE = (".shards", ".buffer", ".checkpoints")
+"""Folders beside logs that hold parts of them (`<name>.shards`, `.buffer/<name>`, `<name>.checkpoints`)."""
+
 REQUESTS_PER_LOG = 4
 """Reads that a status row may cost; what would need more is shown as not known."""
 
@@ -62,7 +65,7 @@ def list_directory(storage: Storage, prefix: str) -> Directory:
         inner = info.key[len(prefix) :]
         folders = inner.split("/")[:-1]
         name = inner.rsplit("/", 1)[-1]
-        aside = any(folder.endswith((".shards", ".buffer", ".checkpoints")) for folder in folders)
+        aside = any(folder.endswith(_ASIDE) for folder in folders)
         is_log = name.endswith(".eval") or (_TIMED_JSON.fullmatch(name) and not name.endswith(".dashboard.json"))
         if is_log and not aside:
             logs.append(info)

@@ -4,6 +4,8 @@ Called by `ies status list` and by what publishes finished runs.
 """
 
 from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +63,12 @@ def newest(storage: Storage, number: int) -> Newest:
     """The newest runs; nothing of any run is read."""
     found = run_ids(storage)
     return Newest([of_run(run_id, storage) for run_id in found[:number]], len(found))
+
+
+def look_at(places: Sequence[Place]) -> list[Glance]:
+    """Some runs, each as a line, several at once."""
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(look, places))
 
 
 def look(place: Place) -> Glance:

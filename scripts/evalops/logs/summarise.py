@@ -85,7 +85,7 @@ def _one(work: Work, directory: Directory, one: Chosen) -> Result:
         except (BadArchive, ValueError, KeyError) as error:
             built = [Refusal("unreadable", " ".join(str(error).split())[:300])]
         except StorageError as error:
-            built = [Refusal("unreadable", str(error))]
+            built = [Refusal("storage", str(error))]
         if isinstance(built, list):
             standing = built
         else:
@@ -97,9 +97,11 @@ def _one(work: Work, directory: Directory, one: Chosen) -> Result:
     remarks = (*(f"forced: {item.text}" for item in found), *ready.remarks)
     try:
         changed = _write(work, directory, info, ready.body, one)
-    except (packing.SourceChanged, BadArchive, StorageError) as error:
+    except (packing.SourceChanged, BadArchive) as error:
         _remove(work.storage, directory, info.key)
         return Result(name, task, model, "refused", (Refusal("unreadable", str(error)),))
+    except StorageError as error:
+        return Result(name, task, model, "refused", (Refusal("storage", str(error)),))
     return Result(name, task, model, "written" if changed else "unchanged", (), remarks)
 
 

@@ -112,18 +112,14 @@ def process_alive(controller: str) -> bool | None:
 
 
 def _writes(others: Mapping[str, Info]) -> dict[str, datetime]:
-    """When something was last written into a log's `.buffer/`: the log's key → the time."""
+    """When something was last written into a log's shared buffer (`.buffer/<its name>/` beside it): the log's key → the time."""
     found: dict[str, datetime] = {}
     for key, info in others.items():
-        before, mark, _ = key.partition("/.buffer/")
-        folder = next((part for part in key.split("/") if part.endswith(".buffer") and part != ".buffer"), None)
-        if folder is not None:
-            log = key[: key.index(folder)] + folder.removesuffix(".buffer") + ".eval"
-        elif mark:
-            log = f"{before}/{key[len(before) + len(mark) :].split('/')[0].removesuffix('.eval')}.eval"
-        else:
-            continue
-        found[log] = max(found.get(log, info.modified), info.modified)
+        parts = key.split("/")
+        at = parts.index(".buffer") if ".buffer" in parts else len(parts)
+        if at + 2 < len(parts):
+            log = "/".join([*parts[:at], f"{parts[at + 1]}.eval"])
+            found[log] = max(found.get(log, info.modified), info.modified)
     return found
 
 

@@ -1,0 +1,74 @@
+"""The AMI build that the tests of the image share: one real `ct cloud build-ami` per session, and the worker image."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker_bench
+import ec2_bench
+import pytest
+from docker_bench import docker
+
+HERE = Path(__file__).resolve().parent
+CT = str(Path(sys.executable).parent / "ct")
+
+
+@dataclass(frozen=True)
+class Built:
+    """A finished build: the cloud that it ran in, the AMI, the container image behind it, what the command said."""
+
+    cloud: ec2_bench.Cloud
+    ami: str
+    image: str
+    output: str
+    seconds: float
+
+
+def ct(cloud: ec2_bench.Cloud, *arguments: str, timeout: float = 600) -> "subprocess.CompletedProcess[str]":
+    """Run a `ct` command in this cloud."""
+    return subprocess.run([CT, *arguments], env=cloud.environment(), capture_output=True, text=True, timeout=timeout)
+
+
+BUILD = ("cloud", "build-ami", "--private", "--from", ec2_bench.NETWORK, "--poll", "1")
+
+
+def boxed(folder: Path) -> Path:
+    """A copy of the task with a sandbox, with the machine's busybox for its image."""
+    target = folder / "boxed"
+    shutil.copytree(HERE / "data" / "boxed", target)
+    shutil.copy(shutil.which("busybox") or "/bin/busybox", target / "busybox")
+    return target
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+    """One build from the stock image, with the sandbox of a task baked in."""
+    docker_bench.setup()
+    folder = tmp_path_factory.mktemp("ami")
+    with ec2_bench.cloud(folder, docker_bench.instance()) as cloud:
+        started = time.monotonic()
+        done = ct(cloud, *BUILD, "--tasks", str(boxed(folder) / "boxed.py"), timeout=1200)
+        seconds = time.monotonic() - started
+        assert done.returncode == 0, done.stderr[-6000:]
+        ami = done.stdout.strip()
+        yield Built(cloud, ami, cloud.committed[ami], done.stderr, seconds)
+        docker("image", "rm", "--force", *cloud.committed.values(), check=False)
+
+
+@pytest.fixture(scope="session")
+def worker_image() -> str:
+    """The worker image of this checkout, on Debian as the bench makes it."""
+    docker_bench.setup()
+    command = [CT, "cloud", "build-image", "--base", docker_bench.debian(), "--tag", "test"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=_legacy_builder())
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return done.stdout.strip().splitlines()[-1]
+
+
+def _legacy_builder() -> dict[str, str]:
+    return {**os.environ, "DOCKER_BUILDKIT": "0"}  # the engine of Debian 12 has no other

@@ -1,0 +1,52 @@
+"""What `ct run eval` makes of how its controller ended, and how it starts itself in the background."""
+
+import io
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from evalops.commands import run as module
+from evalops.fleet.stream import Fenced
+from evalops.settings import Settings
+from evalops.ui import EXIT_LEFT_RUNNING, Failure
+from evalworker.storage import StorageError
+
+FLEET = "2026-11-29-14-05-33-1a2b3c4d"
+SURROUNDINGS = Settings(root="/somewhere", bucket=None, estate="default", owner="me")
+
+
+@pytest.mark.parametrize("error", [StorageError("storage is away"), Fenced("another controller drives the fleet")])
+def test_a_fleet_whose_controller_had_to_give_up_is_left_running(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not 2: that would say that nothing had been started."""
+
+    def give_up() -> None:
+        raise error
+
+    monkeypatch.setattr(module, "_banner", lambda controller: None)
+    controller: Any = SimpleNamespace(fleet_id=FLEET, run=give_up)
+    with pytest.raises(Failure) as failed:
+        module.follow(controller, SURROUNDINGS, json_output=False)
+    assert failed.value.exit_code == EXIT_LEFT_RUNNING
+    assert str(error) in failed.value.message
+
+
+def test_detached_is_the_same_command_with_json_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its place: what comes after `--` are tasks."""
+    started: list[list[str]] = []
+
+    class Process:
+        def __init__(self, command: list[str], **_: Any) -> None:
+            started.append(command)
+            (tmp_path / "logs" / "fleet" / FLEET).mkdir()
+            self.stdout = io.BytesIO(f'{{"fleet_id": "{FLEET}"}}\n'.encode())
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module.subprocess, "Popen", Process)
+    monkeypatch.setattr(sys, "argv", ["/bin/ct", "run", "eval", "--detach", "--", "a.py"])
+    module._detach()
+    assert started[0][-6:] == ["ct", "run", "eval", "--json", "--", "a.py"]

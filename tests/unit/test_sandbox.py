@@ -1,0 +1,252 @@
+"""`evalops.sandbox`: what is judged, which images tasks use, and that only labelled things are removed."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from evalops.commands.sandbox import sandbox
+from evalops.sandbox import check, fetch, images
+from evalops.sandbox.docker import DockerError
+from evalops.sandbox.images import Image
+
+GOOD = check.Facts(
+    engine="28.2.2",
+    compose="2.26.1",
+    driver="overlay2",
+    disk_free=10**11,
+    networks_used=3,
+    networks_most=256,
+    watches=524288,
+    instances=8192,
+)
+
+
+def _bad(**facts):
+    return [item.what for item in check.judge(check.Facts(**(vars(GOOD) | facts))) if item.ok is False]
+
+
+def test_a_good_machine_has_nothing_to_mend():
+    assert _bad() == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "what"),
+    [
+        ({"engine": "24.0.5"}, "Docker Engine"),
+        ({"engine": None, "engine_error": "no daemon"}, "Docker Engine"),
+        ({"compose": "2.20.9"}, "Docker Compose"),
+        ({"compose": None}, "Docker Compose"),
+        ({"driver": "vfs"}, "storage driver"),
+        ({"disk_free": 10**9}, "free disk"),
+        ({"networks_used": 200}, "networks"),
+        ({"watches": 8192}, "inotify watches"),
+        ({"instances": 128}, "inotify instances"),
+    ],
+)
+def test_each_thing_that_is_wrong_is_found_and_says_what_to_do(facts, what):
+    assert _bad(**facts) == [what]
+    assert all(item.help for item in check.judge(check.Facts(**(vars(GOOD) | facts))) if item.ok is False)
+
+
+def test_what_is_not_known_is_not_called_wrong():
+    assert {item.ok for item in check.judge(check.Facts("28.0.0", "v2.30.0-desktop.1"))} == {True, None}
+
+
+def test_the_size_of_address_pools():
+    assert check.pool_size(None) == 31
+    assert check.pool_size([{"Base": "10.128.0.0/9", "Size": 24}]) == 2**15
+    assert check.pool_size([{"Base": "172.17.0.0/16", "Size": 16}, {"Base": "10.0.0.0/20", "Size": 24}]) == 17
+
+
+COMPOSE = """
+services:
+  default:
+    image: ${REGISTRY:-docker.io}/agent:${TAG-1}
+  victim:
+    build: {context: victim, dockerfile: Other}
+  same:
+    image: docker.io/agent:1
+  made-here:
+    image: local/thing
+    x-local: true
+"""
+
+TASKS = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+
+@task
+def compose():
+    return Task([Sample("x")], sandbox=("docker", "compose.yaml"))
+
+@task
+def plain(n=1):
+    return Task([Sample("x", sandbox=("docker", "special/Dockerfile"))] * n, sandbox="docker")
+
+@task
+def elsewhere():
+    return Task([Sample("x")], sandbox="local")
+
+@task
+def breaks():
+    raise RuntimeError("no data")
+"""
+
+
+@pytest.fixture
+def tasks(tmp_path, monkeypatch):
+    (tmp_path / "compose.yaml").write_text(COMPOSE)
+    (tmp_path / "tasks.py").write_text(TASKS)
+    (tmp_path / "special").mkdir()
+    (tmp_path / "special" / "Dockerfile").write_text("FROM scratch\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_images_of_a_compose_file(tasks):
+    found = images.merge(images.of_file(tasks / "compose.yaml", "t"))
+    assert [(image.name, image.context, image.dockerfile, image.service) for image in found] == [
+        ("docker.io/agent:1", None, None, "default"),
+        (None, str(tasks / "victim"), "Other", "victim"),
+    ]
+
+
+def test_images_of_tasks_are_found_as_inspect_finds_them(tasks):
+    found, said = images.of_tasks(["tasks.py@compose", "tasks.py@plain", "tasks.py@elsewhere"], {})
+    by_label = {image.label: image.tasks for image in found}
+    assert by_label == {
+        "docker.io/agent:1": ["compose", "plain"],  # `plain` names no file, and compose.yaml lies in its directory
+        f"{tasks}/victim/Other": ["compose", "plain"],
+        f"{tasks}/special/Dockerfile": ["plain"],
+    }
+    assert said == ["elsewhere uses the sandbox local, which has no Docker images"]
+    (tasks / "compose.yaml").unlink()
+    assert images.GENERIC_IMAGE in {image.name for image in images.of_tasks(["tasks.py@plain"], {})[0]}
+
+
+def test_a_task_that_cannot_be_loaded_is_one_sentence(tasks):
+    with pytest.raises(images.ImagesError, match="breaks cannot be loaded: RuntimeError: no data"):
+        images.of_tasks(["tasks.py@breaks"], {})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("$A/b", "1/b"),
+        ("${A}", "1"),
+        ("${B:-x}", "x"),
+        ("${B-x}", "x"),
+        ("${A:-x}", "1"),
+        ("${B}", ""),
+        ("plain", "plain"),
+    ],
+)
+def test_composes_variables(text, value):
+    assert images.substitute(text, {"A": "1"}) == value
+
+
+FAKE = """#!/usr/bin/env python3
+import json, os, sys
+with open(os.environ["FAKE_LOG"], "a") as log:
+    log.write(json.dumps(sys.argv[1:]) + "\\n")
+answers = json.load(open(os.environ["FAKE_ANSWERS"]))
+for start, (code, text) in answers.items():
+    if " ".join(sys.argv[1:]).startswith(start):
+        (sys.stdout if code == 0 else sys.stderr).write(text)
+        sys.exit(code)
+"""
+
+
+@pytest.fixture
+def docker(tmp_path, monkeypatch):
+    """A `docker` on PATH that answers as told and keeps what it was asked."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "docker").write_text(FAKE)
+    (folder / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("FAKE_ANSWERS", str(tmp_path / "answers"))
+
+    class Fake:
+        def answer(self, **answers):
+            Path(tmp_path / "answers").write_text(json.dumps({k.replace("_", " "): v for k, v in answers.items()}))
+            (tmp_path / "log").write_text("")
+
+        @property
+        def asked(self):
+            return [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+
+    fake = Fake()
+    fake.answer()
+    return fake
+
+
+def test_cleanup_asks_for_the_label_and_removes_containers_before_networks(docker):
+    docker.answer(
+        ps=(
+            0,
+            "c1\tagent\t2026-11-29-14-05-33-1a2b3c4d/aaaaaaaaaaaaaaaa\nc2\tother\t2026-11-28-14-05-33-1a2b3c4d/bbbbbbbbbbbbbbbb\n",
+        ),
+        network_ls=(0, "n1\tnet\t2026-11-29-14-05-33-1a2b3c4d/aaaaaaaaaaaaaaaa\n"),
+        volume_ls=(0, ""),
+    )
+    said = CliRunner().invoke(sandbox, ["cleanup", "--dry-run", "--json"])
+    assert [item["id"] for item in json.loads(said.stdout)["removed"]] == ["c1", "c2", "n1"]
+    assert not [words for words in docker.asked if "rm" in words]
+    CliRunner().invoke(sandbox, ["cleanup", "--run-id", "2026-11-29-14-05-33-1a2b3c4d"], catch_exceptions=False)
+    lists = [words for words in docker.asked if "ls" in words or "ps" in words]
+    assert all("label=inspect-fleet.job" in words for words in lists)
+    assert [words for words in docker.asked if "rm" in words] == [
+        ["rm", "--force", "--volumes", "c1"],
+        ["network", "rm", "n1"],
+    ]
+
+
+def test_what_went_away_by_itself_is_no_failure(docker):
+    docker.answer(ps=(0, "c1\tagent\tx/y\n"), rm=(1, "Error: No such container: c1"))
+    assert CliRunner().invoke(sandbox, ["cleanup"]).exit_code == 0
+
+
+def test_a_pull_waits_when_the_registry_asks_for_it(docker):
+    docker.answer(pull=(1, "toomanyrequests: You have reached your pull rate limit"))
+    pauses = []
+    with pytest.raises(DockerError, match="toomanyrequests"):
+        fetch.fetch(Image("a/b"), lambda text: None, pauses.append)
+    assert len(pauses) == fetch.TRIES - 1 and pauses == sorted(pauses) and pauses[0] >= fetch.FIRST_PAUSE_S
+
+
+def test_a_pull_that_can_never_work_is_not_repeated(docker):
+    docker.answer(pull=(1, "pull access denied for a/b"))
+    with pytest.raises(DockerError, match="pull access denied"):
+        fetch.fetch(Image("a/b"), lambda text: None, lambda s: pytest.fail("no pause is due"))
+    assert len(docker.asked) == 1
+
+
+def test_pull_fetches_what_is_missing_and_goes_on_after_a_failure(docker, tasks):
+    docker.answer(image_inspect=(1, "No such image"), pull=(1, "manifest unknown"), compose=(0, ""))
+    done = CliRunner().invoke(sandbox, ["pull", "tasks.py@compose"])
+    assert done.exit_code == 1 and "manifest unknown" in done.stderr and "built" in done.stdout
+    assert ["compose", "--file", str(tasks / "compose.yaml"), "build", "victim"] in docker.asked
+    docker.answer(image_inspect=(0, "sha256:1"))
+    done = CliRunner().invoke(sandbox, ["pull", "tasks.py@compose"])
+    assert done.exit_code == 0 and "have    docker.io/agent:1" in done.stdout
+
+
+def test_images_as_json_is_what_the_ami_build_reads(docker, tasks):
+    done = CliRunner().invoke(sandbox, ["images", "tasks.py@compose", "--json"])
+    found = json.loads(done.stdout)["images"]
+    assert found[0] | {"compose": None} == {
+        "name": "docker.io/agent:1", "context": None, "dockerfile": None, "compose": None, "service": "default", "tasks": ["compose"],
+    }  # fmt: skip
+
+
+def test_check_says_what_is_missing_when_there_is_no_docker(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = CliRunner().invoke(sandbox, ["check", "--json"])
+    assert done.exit_code == 1
+    found = {item["what"]: item for item in json.loads(done.stdout)["findings"]}
+    assert "there is no `docker`" in found["Docker Engine"]["help"]
