@@ -125,6 +125,15 @@ def test_a_run_from_launch_to_summary(world: World) -> None:
     assert all(lane.fleet_id is None for lane, _ in lanes.lanes(world.storage))
     assert [subject for subject in ec2_world.told(world) if "has ended: complete" in subject]
 
+    words = ("run", "eval", "leaky.py", *TASK, "--estimate")
+    estimated = ct(world, *words, folder=world.folder, PLANTED_API_KEY=SECRET)
+    assert estimated.returncode == 0, estimated.stderr
+    assert "a worker: m5.large spot, $0.0000 an hour (today's cheapest zone)" in estimated.stdout
+    assert "a worker: m5.large on-demand, $0.0960 an hour (table of 2025-06-01)" in estimated.stdout
+    assert re.search(rf"about .* s, machines .*, tokens .* \(as in {fleet.fleet_id}\)", estimated.stdout)
+    reaped = ct(world, "fleet", "reap", folder=world.folder)
+    assert (reaped.returncode, reaped.stdout) == (0, ""), reaped.stderr  # nothing is left over
+
     assert "printed [redacted PLANTED_API_KEY]" in stored_text(world, fleet.fleet_id)
     assert_found_nowhere(world, fleet, player, recorded)
 
@@ -268,10 +277,11 @@ def test_ctrl_c_leaves_the_fleet_and_stop_ends_it(world: World, tmp_path: Path) 
         status = ct(world, "fleet", "status", fleet_id, folder=elsewhere)
         stopped = ct(world, "fleet", "stop", fleet_id, folder=elsewhere)
         cost = ct(world, "fleet", "cost", fleet_id, folder=elsewhere)
+        shell = ct(world, "fleet", "ssh", fleet_id, folder=elsewhere)
     assert "unattended" in status.stdout or "running" in status.stdout
     assert stopped.returncode == 0, stopped.stderr
     assert cost.returncode == 0, cost.stderr
-    assert "spot price history" not in cost.stderr
+    assert (shell.returncode, "none of its machines runs" in shell.stderr) == (2, True)
     assert "m5.large" in cost.stdout
     fleet = finished(elsewhere, world, fleet_id, stopped.returncode, stopped.stderr)
     assert fleet.summary["outcome"] == "stopped"

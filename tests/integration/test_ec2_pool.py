@@ -20,7 +20,7 @@ from evalops.ec2.machines import Book
 from evalops.ec2.pool import BOOT_S, GRACE_S, LEAVE_S, LOOK_S, Ec2Pool, Identity
 from evalops.ec2.prices import Prices
 from evalops.ec2.reaper import Reaper
-from evalops.fleet import lanes
+from evalops.fleet import lanes, submit
 from evalops.fleet.workers import CannotLaunch
 from evalops.settings import Settings
 from evalops.ui import Failure
@@ -514,3 +514,32 @@ def test_a_lane_of_an_ended_or_unknown_fleet_is_freed(world: World) -> None:
     assert len(list(reaper(world).run())) == 2
     assert all(each.fleet_id is None for each, _ in lanes.lanes(world.storage))
     assert world.events(FLEET) == []
+
+
+def test_who_waits_for_a_lane_gets_the_next_one_with_a_whole_deadline(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for index in range(4):
+        lanes.take(world.storage, f"{FLEET[:-1]}{index}", "bob", now() + timedelta(hours=1))
+    store_fleet(world, OTHER, "running", timedelta(minutes=30))
+    manifest = Manifest.from_json(world.storage.get(layout.manifest(OTHER)).body)
+    stored = world.storage.get(layout.control(OTHER))
+    control = Control.from_json(stored.body)
+    ask = (settings(world), world.storage)
+    begun = submit.Request(queues="estate", deadline=timedelta(minutes=30))
+    with pytest.raises(Failure, match=f"no lane is free .lane-01: {FLEET[:-1]}0 of bob until"):
+        submit._lane(*ask, begun, manifest, control, stored.etag)
+    stored = world.storage.get(layout.control(OTHER))
+
+    def one_ends(_seconds: float) -> None:
+        third = next(each for each, _ in lanes.lanes(world.storage) if each.name == "lane-03")
+        lanes.release(world.storage, third)
+
+    monkeypatch.setattr(submit.time, "sleep", one_ends)
+    before = now()
+    taken, fresh, etag = submit._lane(*ask, replace(begun, wait=True), manifest, control, stored.etag)
+    assert (taken.name, taken.fleet_id) == ("lane-03", OTHER)
+    assert fresh.deadline >= before + timedelta(minutes=30) - timedelta(seconds=1)
+    assert taken.until == fresh.deadline
+    assert world.storage.get(layout.control(OTHER)).etag == etag
+    assert "waiting for a lane: no lane is free" in capsys.readouterr().err
