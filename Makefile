@@ -79,7 +79,7 @@ lint: $(ENV) ## Style, types, Terraform's format, shell scripts
 	$(BIN)/mypy $(PACKAGES)
 	$(if $(wildcard terraform/*.tf),terraform fmt -check -recursive terraform)
 	@command -v shellcheck >/dev/null || { echo "make: shellcheck is not installed (apt-get install shellcheck)" >&2; exit 1; }
-	git ls-files -z | xargs -0 grep -lIsE '^#!.*\b(ba|da)?sh\b' | xargs shellcheck
+	git ls-files -z ':!*.tftpl' | xargs -0 grep -lIsE '^#!.*\b(ba|da)?sh\b' | xargs shellcheck
 
 .PHONY: e2e
 e2e: $(ENV) ## End-to-end and chaos tests; need what .ci/run installs

@@ -3,7 +3,13 @@
 # shellcheck source=packer/provision/lib.sh
 . "${FLEET_SOURCE:-/tmp/inspect-fleet}/packer/provision/lib.sh"
 
-if booted; then systemctl stop --quiet docker.service docker.socket containerd.service 2>/dev/null || true; fi
+if booted; then
+    systemctl stop --quiet docker.service docker.socket containerd.service 2>/dev/null || true
+    # From here on this machine's journal stays in memory.
+    install -d /run/systemd/journald.conf.d
+    printf '[Journal]\nStorage=volatile\n' >/run/systemd/journald.conf.d/inspect-fleet.conf
+    systemctl restart systemd-journald.service
+fi
 say "size by part (MB): $(du -sm /opt/inspect-fleet/venv /usr /var/lib/docker 2>/dev/null | awk '{printf "%s %s, ", $2, $1}')"
 apt-get -qq clean
 rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/debconf/*-old /root/.cache /home/*/.cache

@@ -67,7 +67,10 @@ def table(
     console = Console(file=sys.stdout, highlight=False)
     if not console.is_terminal:
         console = Console(file=sys.stdout, highlight=False, width=10_000)
-        grid.expand = False
+        with console.capture() as printed:
+            console.print(grid)
+        click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
+        return
     console.print(grid)
 
 

@@ -4,7 +4,7 @@
 set -eu
 unpacked=registry.terraform.io/hashicorp/aws
 for mirror in "${TERRAFORM_MIRROR:-}" "$HOME/.terraform.d/plugins" /usr/share/terraform/plugins /usr/local/share/terraform/plugins /opt/*; do
-  [ -n "$mirror" ] && [ -d "$mirror/$unpacked" ] || continue
+  if [ -z "$mirror" ] || [ ! -d "$mirror/$unpacked" ]; then continue; fi
   config="${TMPDIR:-/tmp}/inspect-fleet-terraform-$(id -u).tfrc"
   printf 'provider_installation {\n  filesystem_mirror {\n    path    = "%s"\n    include = ["registry.terraform.io/hashicorp/*"]\n  }\n}\n' "$mirror" >"$config.$$"
   mv -f "$config.$$" "$config"

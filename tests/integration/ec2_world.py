@@ -216,7 +216,10 @@ class Player:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=fleets.environment(self.world.folder, **self.world.environment(self.endpoint)),
+                env=fleets.environment(
+                    self.world.folder,
+                    **self.world.environment(self.endpoint, AWS_EC2_METADATA_SERVICE_ENDPOINT="http://127.0.0.1:1"),
+                ),
             )
 
     def stop(self) -> None:

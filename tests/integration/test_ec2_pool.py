@@ -542,3 +542,16 @@ def test_who_waits_for_a_lane_gets_the_next_one_with_a_whole_deadline(
     assert taken.until == fresh.deadline
     assert world.storage.get(layout.control(OTHER)).etag == etag
     assert "waiting for a lane: no lane is free" in capsys.readouterr().err
+
+
+def test_the_stock_image_gets_its_boot_script_and_a_baked_one_needs_none(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machines = preflight.machines(world.estate, wanted())
+    preflight.prepare_boot(world.storage, machines, world.estate)
+    assert not world.storage.exists(layout.BOOT_SCRIPT)
+    stock = [{"ImageId": "ami-1", "OwnerId": preflight.DEBIAN}]
+    monkeypatch.setattr(preflight, "_described", lambda ec2, images: stock)
+    preflight.prepare_boot(world.storage, machines, world.estate)
+    assert world.storage.get(layout.BOOT_SCRIPT).body.startswith(b"#!/usr/bin/env bash")
+    assert "workers boot the image ami-1 and install everything first" in capsys.readouterr().err

@@ -78,6 +78,7 @@ def test_zip64_records_are_read(monkeypatch):
         (_zip([("a", b"1" * 500)])[:60], "cut off"),
         (_zip([("a", b"1")])[40:], "outside"),
     ],
+    ids=["empty", "no archive", "cut off at its end", "cut off at its beginning"],  # the bytes hold the time
 )
 def test_what_is_no_archive_says_so(raw, why):
     with pytest.raises(BadArchive, match=why):

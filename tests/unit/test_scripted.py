@@ -358,7 +358,7 @@ def test_selectors_that_select_nothing_are_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     ("model", "arguments", "sentence"),
     [
-        ("best", {}, "there is no model scripted/best"),
+        ("best", {}, "Model name scripted/best not recognized"),
         ("good", {"latancy": 1}, "no argument 'latancy'"),
         ("good", {"error": "once:1"}, "state_dir"),
     ],

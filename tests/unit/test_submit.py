@@ -102,7 +102,7 @@ def owned(store: LocalStorage, **changes: Any) -> None:
 def test_the_same_jobs_are_not_paid_for_twice(store: LocalStorage) -> None:
     owned(store)
     said = sentence(lambda: submit.check_not_running(store, [spec(2), spec(1)], "me"))
-    assert f"ct fleet attach {FLEET}" in said
+    assert f"ct fleet status {FLEET}" in said
     assert "--new-fleet" in said
 
 

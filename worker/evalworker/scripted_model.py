@@ -67,7 +67,7 @@ class ScriptedAPI(ModelAPI):
         super().__init__(model_name, base_url, api_key, [], config)
         if model_name not in BEHAVIOURS:
             raise ValueError(
-                f"there is no model scripted/{model_name}: choose scripted/{', scripted/'.join(BEHAVIOURS)}"
+                f"Model name scripted/{model_name} not recognized: choose scripted/{', scripted/'.join(BEHAVIOURS)}"
             )
         if unknown := sorted(set(faults) - set(FAULTS)):
             raise ValueError(f"scripted models have no argument {unknown[0]!r}: the faults are {', '.join(FAULTS)}")

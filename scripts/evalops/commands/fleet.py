@@ -121,9 +121,10 @@ def status(fleet_id: str, json_output: bool) -> None:
 
 
 def _worker_row(sight: look.Sight, worker: look.WorkerRow) -> list[object]:
-    runs = worker.state == "online" and sight.control.state != "ended"
+    state = _worker_state(sight, worker)
+    runs = state == "online"
     uptime = ui.seconds_text((now() - worker.since).total_seconds()) if runs else None
-    shown = [worker.instance_id, worker.instance_type, worker.lifecycle, worker.slots, worker.state]
+    shown = [worker.instance_id, worker.instance_type, worker.lifecycle, worker.slots, state]
     return [*shown, stamp(worker.since), uptime]
 
 
@@ -155,13 +156,18 @@ def _usd(spent: Spending) -> str:
     return f"not known ({ui.money_text(spent.known_usd)} of them is)" if spent.known_usd else "not known"
 
 
+def _worker_state(sight: look.Sight, worker: look.WorkerRow) -> str:
+    """A worker that leaves when its fleet ends sends no word of it."""
+    return "ended" if sight.control.state == "ended" and worker.state == "online" else worker.state
+
+
 def _job_row(job: Any) -> list[object]:
     errored = sum(said.errored for said in job.said.values())
     counts = (len(job.said) - errored, errored, job.spec.samples)
     if job.done is not None:
         counts = (job.done.samples.completed, job.done.samples.errored, job.done.samples.total)
     shown = job.status
-    if job.done is not None and job.done.failure_category is not None:
+    if job.done is not None and job.done.failure_category not in (None, job.status):
         shown += f": {job.done.failure_category}"
     return [
         job.spec.name,
@@ -213,7 +219,7 @@ def _status_record(sight: look.Sight) -> dict[str, Any]:
                 "instance_type": w.instance_type,
                 "lifecycle": w.lifecycle,
                 "slots": w.slots,
-                "state": w.state,
+                "state": _worker_state(sight, w),
                 "since": stamp(w.since),
             }
             for w in sight.workers.values()

@@ -60,7 +60,9 @@ def _print(moves: list[Move], dry_run: bool, as_json_: bool, environment: str) -
     if as_json_:
         ui.emit_json({"dry_run": dry_run, "moves": [move.as_json() for move in moves]})
     elif not moves:
-        ui.note(f"There is nothing to promote to {environment}.")
+        ui.note(
+            f"There is nothing to promote to {environment}: what `ies summarize` made has been moved, or it has made nothing yet."
+        )
     elif dry_run:
         rows = [(step.kind, step.source, step.target) for move in moves for step in move.steps]
         ui.table(("step", "from", "to"), rows)

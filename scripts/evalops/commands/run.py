@@ -282,6 +282,8 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
         fail(
             f"with --run-id alone the run keeps its own options: to change {typed[0]}, repeat the whole command with --run-id"
         )
+    if planned and not options["json_output"]:
+        note("loading the tasks …")
     jobs = _plan(given, luggage) if resumed is None or planned else resumed.jobs
     machines = _machines(options, target, request, jobs)
     if options["estimate"]:
@@ -295,7 +297,7 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
         from evalops.ec2 import preflight
 
         preflight.check_keys(target.estate, (spec.model for spec in jobs), luggage.secrets)
-        preflight.check_boot(storage, machines, target.estate)
+        preflight.prepare_boot(storage, machines, target.estate)
     if resumed is None:
         if not options["new_fleet"]:
             submit.check_not_running(storage, jobs, surroundings.owner)
@@ -442,6 +444,8 @@ def _closing(controller: Controller, verdict: Verdict, shown: str | None) -> Non
     note(f"events  {os.path.relpath(controller.stream.path)}")
     if shown:
         note(f"report  {shown}")
+    if verdict.ending != "complete" and any(True for _ in controller.storage.list(layout.partials(fleet_id))):
+        note(f"partial {controller.storage.url(layout.partials(fleet_id).rstrip('/'))} (where a resume goes on)")
     if verdict.ending != "complete":
         note(f"resume  ct run eval --run-id {fleet_id}")
 
@@ -487,7 +491,9 @@ def _print_estimate(
     if json_output:
         emit_json(found)
         return
-    click.echo(f"{found['jobs']} jobs, {found['samples']} samples, {found['workers']} workers")
+    click.echo(
+        ", ".join(f"{found[name]} {name[: -(found[name] == 1) or None]}" for name in ("jobs", "samples", "workers"))
+    )
     if target.estate is not None and machines is not None:
         for line in seen.lines():
             click.echo(line)

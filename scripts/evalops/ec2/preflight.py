@@ -10,6 +10,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from evalops.cloud import payload
 from evalops.ec2.capacity import QUOTAS, Source
 from evalops.infra.doctor import DEBIAN
 from evalops.infra.estate import Estate, read_estate
@@ -99,20 +100,18 @@ def source(estate: Estate, machines: Machines) -> Source:
     )
 
 
-def check_boot(storage: Storage, machines: Machines, estate: Estate) -> None:
-    """The stock image installs the worker by a script in the bucket: say so before machines boot that cannot."""
-    ec2 = aws.client("ec2", estate.region)
-    images = _described(ec2, list(machines.images.values()))
+def prepare_boot(storage: Storage, machines: Machines, estate: Estate) -> None:
+    """The stock image installs the worker by a script in the bucket: store this checkout's before machines boot that need it."""
+    images = _described(aws.client("ec2", estate.region), list(machines.images.values()))
     bare = [image["ImageId"] for image in images if image.get("OwnerId") == DEBIAN]
-    if bare and not storage.exists(layout.BOOT_SCRIPT):
-        fail(
-            f"the image {bare[0]} is no worker image, and there is no {storage.url(layout.BOOT_SCRIPT)} to make it one: "
-            "bake an image with `make ami`, or store the script that `ct cloud boot-script` prints there"
-        )
-    if bare:
-        note(
-            f"workers boot the image {bare[0]} and install everything first; `make ami` bakes one that boots in a minute"
-        )
+    if not bare:
+        return
+    try:
+        storage.put(layout.BOOT_SCRIPT, payload.boot_script(payload.checkout()))
+    except payload.CloudError as error:
+        if not storage.exists(layout.BOOT_SCRIPT):
+            fail(f"the image {bare[0]} is no worker image, and nothing can make it one: {error}")
+    note(f"workers boot the image {bare[0]} and install everything first; `make ami` bakes one that boots in a minute")
 
 
 def _types(ec2: Any, estate: Estate, wanted: Wanted) -> dict[str, list[str]]:

@@ -488,7 +488,9 @@ class Controller:
         if self._stopping_since is not None or self._verdict is not None or not self.ledger.open_jobs:
             return
         if self.pool.alive == 0:
-            self._replace()
+            self._beat()  # the workers may have obeyed `ct fleet stop` before this controller has read it
+            if self._stopping_since is None:
+                self._replace()
         elif self.pool.alive < self.plan.workers and self.plan.replacements > 0 and self._every("growth", GROW_S):
             self._grow()
 

@@ -551,7 +551,7 @@ def check_not_running(storage: Storage, jobs: list[JobSpec], owner: str) -> None
             continue
         if control.state == "running" and {spec.job_id for spec in manifest.jobs} == wanted:
             fail(
-                f"the fleet {lane.fleet_id} is running the same jobs: follow it with `ct fleet attach {lane.fleet_id}`, "
+                f"the fleet {lane.fleet_id} is running the same jobs: watch it with `ct fleet status {lane.fleet_id}`, "
                 "or add --new-fleet to run them again"
             )
 

@@ -152,9 +152,10 @@ def _tell(
         done = document(storage, ends[-1], JobDone, problems)
         if done is not None:
             said = done.attempt_done
-            why = said.failure_category or said.error_summary or "no log"
+            why = said.failure_category if said.failure_category != said.status else said.error_summary
             counts = said.samples
-            return replace(job, ended=f"{said.status}: {why}", completed=counts.completed, errored=counts.errored)
+            ended = f"{said.status}: {why or said.error_summary or 'no log'}"
+            return replace(job, ended=ended, completed=counts.completed, errored=counts.errored)
     unfinished = list_directory(storage, layout.partial(run_id, spec.job_id)).logs
     best = choose(read_all(storage, unfinished)) if unfinished else []
     seen = progress.jobs.get(spec.job_id)

@@ -76,9 +76,14 @@ def report(fleet_id: str) -> str:
     return f"{check_run_id(fleet_id)}/report.html"
 
 
+def partials(fleet_id: str) -> str:
+    """The prefix of a fleet's unfinished logs."""
+    return f"partial/{check_run_id(fleet_id)}/"
+
+
 def partial(fleet_id: str, job_id: str) -> str:
     """The prefix of the unfinished log that a job's next attempt starts from."""
-    return f"partial/{check_run_id(fleet_id)}/{check_job_id(job_id)}/"
+    return f"{partials(fleet_id)}{check_job_id(job_id)}/"
 
 
 def lane(name: str) -> str:
