@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from evalops import code, locks, wheel
+from evalops.infra import secrets as infra_secrets
+from evalops.infra.estate import Estate
 from evalops.settings import file_secrets
 from evalops.ui import fail
-from evalworker import credentials, redact
+from evalworker import aws, credentials, redact
 from evalworker.contract.documents import Manifest
 from evalworker.contract.jsonio import canonical
 from evalworker.storage import Storage
@@ -59,23 +61,25 @@ class Luggage:
         return [str((self.tree.root / folder).resolve()) for folder in (self.tree.submit_dir, *self.path)]
 
 
-def prepare(wishes: Wishes, backend: Backend, estate: str, folder: Path) -> Luggage:
-    """Check what can be checked before the tasks are loaded."""
+def prepare(wishes: Wishes, backend: Backend, estate: str, folder: Path, names: Estate | None = None) -> Luggage:
+    """Check what can be checked before the tasks are loaded. `names`: of the estate, where the backend is one on AWS."""
     for package in wishes.packages:
         if re.search(r"https?://[^/@\s]+@", package):
             fail("--package: the URL holds a credential, and requirements are stored with the run: leave it out")
     tree = code.tree_of(folder)
     if wishes.require_clean:
         locks.check_clean(tree)
-    return Luggage(tree, code.python_path(tree, sys.path), secrets(wishes, backend, estate))
+    return Luggage(tree, code.python_path(tree, sys.path), secrets(wishes, backend, estate, names))
 
 
-def secrets(wishes: Wishes, backend: Backend, estate: str) -> list[str]:
+def secrets(wishes: Wishes, backend: Backend, estate: str, names: Estate | None = None) -> list[str]:
     """The names of the secrets that jobs will have: those asked for, and those of known providers and of `.env` that are there."""
     for name in wishes.secrets:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             fail("--secret takes the name of an environment variable, never its value")
     known = list(dict.fromkeys([*wishes.secrets, *redact.PROVIDER_SECRETS, *file_secrets()]))
+    if names is not None:
+        return _named(wishes, names, known)
     if backend == "local":
         found = {name: os.environ[name] for name in known if os.environ.get(name)}
     else:
@@ -88,6 +92,18 @@ def secrets(wishes: Wishes, backend: Backend, estate: str) -> list[str]:
             key = credentials.parameter(name, estate)
             fail(f"--secret {name}: there is no SSM parameter {key}: create it as a SecureString")
     return sorted(found)
+
+
+def _named(wishes: Wishes, estate: Estate, known: list[str]) -> list[str]:
+    """The secrets that the estate holds a value of: by name, because who submits need not be able to read them."""
+    set_ = {each.name for each in infra_secrets.listed(aws.client("ssm", estate.region), estate) if each.is_set}
+    for name in wishes.secrets:
+        if name not in estate.secrets:
+            fail(f"--secret {name}: the estate has no such key: add it to secret_names and run `make apply`")
+        if name not in set_:
+            fail(f"--secret {name}: {estate.secrets[name]} has no value yet: `ies secrets push {name}`")
+    redact.learn({name: os.environ[name] for name in known if os.environ.get(name)})
+    return sorted(set_)
 
 
 def ship(wishes: Wishes, luggage: Luggage, backend: Backend, storage: Storage) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from evalops.fleet.guards import Verdict
 from evalops.fleet.ledger import Ledger
 from evalops.fleet.stream import EventStream
 from evalops.fleet.view import ProgressLine
+from evalops.fleet.workers import Pool
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Manifest
 from evalworker.contract.failures import Category
@@ -54,10 +55,14 @@ class FakeQueue:
         return Counts(0, 0, 0)
 
 
-class NoPool:
-    """No worker ever."""
+class IdlePool(Pool):
+    """A worker that never says anything."""
 
-    alive = 1
+    count = 1
+
+    @property
+    def alive(self) -> int:
+        return self.count
 
     def start(self, count: int) -> None: ...
 
@@ -65,7 +70,7 @@ class NoPool:
         return []
 
     def stop(self, *, now: bool = False) -> None:
-        self.alive = 0
+        self.count = 0
 
 
 @pytest.fixture
@@ -88,7 +93,7 @@ def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cont
         lane=Lane(name="l", jobs="jobs", events="events", dead="dead", endpoint="http://127.0.0.1:9"),
         ledger=Ledger(specs, 2),
         stream=EventStream(storage, FLEET, tmp_path / "events.jsonl"),
-        pool=NoPool(),  # type: ignore[arg-type]
+        pool=IdlePool(),
         view=ProgressLine(quiet=True),
         plan=Plan(workers=1),
     )

@@ -1,5 +1,7 @@
 """`ct fleet …`: look at fleets, read their workers' logs, drive one on, stop one."""
 
+import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -8,12 +10,15 @@ import click
 
 from evalops import ui
 from evalops.commands.run import RunId, follow
+from evalops.ec2 import backend, preflight
+from evalops.ec2.machines import Spending, spending
+from evalops.ec2.reaper import Reaper
 from evalops.fleet import look, submit
 from evalops.fleet.view import line_of, scores_text
 from evalops.settings import settings
 from evalworker.aws import ServiceError
 from evalworker.contract import layout
-from evalworker.contract.documents import Control
+from evalworker.contract.documents import Control, MachineRecord
 from evalworker.contract.wire import Unreadable, now, stamp
 from evalworker.storage import Changed, Missing, Storage, open_storage
 
@@ -97,6 +102,8 @@ def status(fleet_id: str, json_output: bool) -> None:
         click.echo(f"{sight.samples_per_minute:.1f} samples a minute, {sight.ledger.tokens} tokens so far")
         if sight.control.rate_limited:
             click.echo(f"{sight.control.rate_limited} calls of running jobs were answered with a rate limit")
+    for line in _money_lines(sight):
+        click.echo(line)
     if sight.waiting_for:
         click.echo(f"waiting for: {sight.waiting_for}")
     if sight.summary and sight.summary.get("reason"):
@@ -109,11 +116,44 @@ def status(fleet_id: str, json_output: bool) -> None:
     )
     if sight.workers:
         click.echo()
-        rows = [
-            [w.instance_id, w.lifecycle, w.slots, _worker_state(sight, w), stamp(w.since)]
-            for w in sight.workers.values()
-        ]
-        ui.table(["worker", "lifecycle", "slots", "state", "online since"], rows, right=["slots"])
+        columns = ["worker", "type", "lifecycle", "slots", "state", "online since", "uptime"]
+        ui.table(columns, [_worker_row(sight, worker) for worker in sight.workers.values()], right=["slots", "uptime"])
+
+
+def _worker_row(sight: look.Sight, worker: look.WorkerRow) -> list[object]:
+    state = _worker_state(sight, worker)
+    runs = state == "online"
+    uptime = ui.seconds_text((now() - worker.since).total_seconds()) if runs else None
+    shown = [worker.instance_id, worker.instance_type, worker.lifecycle, worker.slots, state]
+    return [*shown, stamp(worker.since), uptime]
+
+
+def _money_lines(sight: look.Sight) -> list[str]:
+    """What a fleet on EC2 has cost, what it costs now, and what is to come at the present rate."""
+    spent = sight.spending
+    if spent is None:
+        return []
+    tokens, samples = sight.ledger.token_cost, sight.ledger.samples
+    lines = [f"spent: machines {_usd(spent)}, tokens {ui.money_text(tokens) or 'not known'}"]
+    if spent.running and sight.control.state != "ended":
+        lines[0] += f"; {spent.running} machines run for {ui.money_text(spent.per_hour) or 'an unknown price'} an hour"
+    if (minutes := sight.minutes_left) is not None:
+        machines = None if spent.per_hour is None else spent.per_hour * minutes / 60
+        ended = samples.completed + samples.errored
+        rest = None if tokens is None or not ended else tokens / ended * (samples.total - ended)
+        lines.append(
+            f"to go: about {ui.seconds_text(minutes * 60)}, machines {ui.money_text(machines) or 'not known'}, "
+            f"tokens {ui.money_text(rest) or 'not known'}"
+        )
+    if spent.note:
+        lines.append(f"note: {spent.note}")
+    return lines
+
+
+def _usd(spent: Spending) -> str:
+    if spent.usd is not None:
+        return ui.money_text(spent.usd) or ""
+    return f"not known ({ui.money_text(spent.known_usd)} of them is)" if spent.known_usd else "not known"
 
 
 def _worker_state(sight: look.Sight, worker: look.WorkerRow) -> str:
@@ -150,7 +190,13 @@ def _status_record(sight: look.Sight) -> dict[str, Any]:
         "samples": sight.ledger.samples.model_dump(),
         "samples_per_minute": round(sight.samples_per_minute, 2),
         "tokens": sight.ledger.tokens,
-        "cost_usd": {"tokens": sight.ledger.token_cost, "machines": None},
+        "cost_usd": {
+            "tokens": sight.ledger.token_cost,
+            "machines": sight.spending.usd if sight.spending else None,
+            "machines_per_hour": sight.spending.per_hour if sight.spending else None,
+            "note": sight.spending.note if sight.spending else None,
+        },
+        "minutes_left": sight.minutes_left,
         "rate_limited": sight.control.rate_limited if sight.control.state != "ended" else 0,
         "waiting_for": sight.waiting_for,
         "summary": sight.summary,
@@ -168,7 +214,14 @@ def _status_record(sight: look.Sight) -> dict[str, Any]:
             for job in sight.ledger.jobs.values()
         ],
         "workers": [
-            {"instance_id": w.instance_id, "lifecycle": w.lifecycle, "slots": w.slots, "state": _worker_state(sight, w)}
+            {
+                "instance_id": w.instance_id,
+                "instance_type": w.instance_type,
+                "lifecycle": w.lifecycle,
+                "slots": w.slots,
+                "state": _worker_state(sight, w),
+                "since": stamp(w.since),
+            }
             for w in sight.workers.values()
         ],
     }
@@ -176,9 +229,9 @@ def _status_record(sight: look.Sight) -> dict[str, Any]:
 
 @fleet.command()
 @click.argument("fleet_id", type=RunId())
-@click.option("--max-workers", type=click.IntRange(1), default=2, show_default=True, help="Workers at the most.")
+@click.option("--max-workers", type=click.IntRange(1), help="Workers at the most (default: as at its start).")
 @click.option("--json", "json_output", is_flag=True, help="Print a launch record and a done record.")
-def attach(fleet_id: str, max_workers: int, json_output: bool) -> None:
+def attach(fleet_id: str, max_workers: int | None, json_output: bool) -> None:
     """Drive a fleet on whose controller has gone, from any directory that has the same root."""
     surroundings = settings()
     storage = submit.open_root(surroundings)
@@ -268,3 +321,97 @@ def logs(fleet_id: str, worker: str | None, lines: int, json_output: bool) -> No
             continue
         click.echo(f"== {name}")
         click.echo(ui.printable("\n".join(text)))
+
+
+@fleet.command()
+@click.argument("fleet_id", type=RunId())
+@json_option
+def cost(fleet_id: str, json_output: bool) -> None:
+    """Show what a fleet has cost: each EC2 machine, and the tokens."""
+    sight = _look(_storage(), fleet_id)
+    spent, tokens = sight.spending, sight.ledger.token_cost
+    if json_output:
+        ui.emit_json(_cost_record(sight))
+        return
+    if sight.book is not None:
+        columns = ["machine", "type", "market", "zone", "hours", "$/hour", "cost"]
+        ui.table(columns, [_machine_row(sight, record) for record in sight.book.machines], right=columns[4:])
+        click.echo()
+    machines = "none of its own" if spent is None else _usd(spent)
+    click.echo(f"machines {machines}, tokens {ui.money_text(tokens) or 'not known'}")
+    if tokens is None:
+        click.echo(f"note: no price is known for the tokens of {', '.join(sorted(sight.ledger.spend.unpriced))}")
+    if spent is not None and spent.note:
+        click.echo(f"note: {spent.note}")
+
+
+def _cost_record(sight: look.Sight) -> dict[str, Any]:
+    spent, tokens = sight.spending, sight.ledger.token_cost
+    machines = spent.usd if spent else None
+    return {
+        "fleet_id": sight.manifest.fleet_id,
+        "machines_usd": machines,
+        "tokens_usd": tokens,
+        "total_usd": machines + tokens if machines is not None and tokens is not None else None,
+        "unpriced_models": sorted(sight.ledger.spend.unpriced),
+        "unpriced_machines": spent.unpriced if spent else [],
+        "note": spent.note if spent else None,
+        "machines": [record.model_dump(mode="json") for record in (sight.book.machines if sight.book else [])],
+    }
+
+
+def _machine_row(sight: look.Sight, record: MachineRecord) -> list[object]:
+    assert sight.book is not None
+    end = record.ended or (sight.last_event if sight.control.state == "ended" else None) or now()
+    hours = (end - record.launched).total_seconds() / 3600
+    spent = spending([record], sight.book.as_of, end).usd
+    rate = None if record.usd_per_hour is None else f"{record.usd_per_hour:.4f}"
+    shown = [record.instance_id, record.instance_type, record.market, record.zone]
+    return [*shown, f"{hours:.2f}", rate, ui.money_text(spent)]
+
+
+@fleet.command()
+@click.argument("fleet_id", type=RunId())
+@click.argument("worker", required=False)
+def ssh(fleet_id: str, worker: str | None) -> None:
+    """Open a shell on a WORKER of a fleet on EC2, by Systems Manager: no port is open, no key is needed."""
+    sight = _look(_storage(), fleet_id)
+    if sight.manifest.machines is None:
+        ui.fail(f"the fleet {fleet_id} does not run on EC2: its workers are processes, see ct fleet logs {fleet_id}")
+    running = [] if sight.book is None else [each.instance_id for each in sight.book.machines if each.ended is None]
+    if worker is None and len(running) != 1:
+        ui.fail(f"name a worker of {fleet_id}: {', '.join(running) or 'none of its machines runs'}")
+    if worker is not None and worker not in running:
+        ui.fail(f"{worker} is no running worker of {fleet_id}: {', '.join(running) or 'none of its machines runs'}")
+    for program, package in (("aws", "the AWS command line"), ("session-manager-plugin", "the Session Manager plugin")):
+        if shutil.which(program) is None:
+            ui.fail(f"{program} is not installed: ct fleet ssh needs {package}")
+    region = backend.estate_of(sight.manifest.machines.estate).region
+    command = ["aws", "ssm", "start-session", "--target", worker or running[0], "--region", region]
+    os.execvp(command[0], command)  # noqa: S606 - arguments of our own
+
+
+@fleet.command()
+@click.option("--dry-run", is_flag=True, help="Say what would be done and change nothing.")
+@click.option("--quiet", is_flag=True, help="Say nothing of what is kept.")
+@json_option
+def reap(dry_run: bool, quiet: bool, json_output: bool) -> None:
+    """End what nobody owns: machines and disks of ended fleets, lanes past their deadline, broken uploads.
+
+    A machine or disk is marked on one pass and ended on a later one; a fleet without a controller gets its summary.
+    """
+    surroundings, estate = preflight.surroundings(settings())
+    reaper = Reaper(surroundings, estate, submit.open_root(surroundings), dry_run)
+    for decision in reaper.run():
+        thing = decision.thing
+        if quiet and decision.action == "keep":
+            continue
+        if json_output:
+            ui.emit_json({"kind": thing.kind, "name": thing.name, "action": decision.action, "reason": decision.reason})
+        else:
+            verb = f"would {decision.action}" if dry_run and decision.action != "keep" else decision.action
+            click.echo(f"{verb:<12} {thing.kind} {ui.printable(thing.name)}: it {ui.printable(decision.reason)}")
+    for sentence in reaper.failed:
+        ui.note(sentence)
+    if reaper.failed:
+        raise SystemExit(ui.EXIT_FAILURES)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from evalops.fleet.controller import Controller, launch_record
 from evalops.fleet.guards import Verdict
 from evalops.fleet.stream import Fenced
 from evalops.fleet.view import results_table
+from evalops.infra.estate import Estate
 from evalops.inspect_options import InspectCommand, TypedArguments, given_names, typed_arguments, typed_options
 from evalops.report import build as report
 from evalops.settings import Settings, settings
@@ -25,7 +27,7 @@ from evalworker import prices
 from evalworker.arguments import decode, encode
 from evalworker.aws import ServiceError
 from evalworker.contract import layout
-from evalworker.contract.documents import Guards, JobSpec, Manifest
+from evalworker.contract.documents import Guards, JobSpec, Machines, Manifest, Market
 from evalworker.contract.ids import BadId, check_run_id
 from evalworker.storage import Storage
 
@@ -66,10 +68,36 @@ class Duration(click.ParamType[timedelta]):
             self.fail(str(error), param, ctx)
 
 
+def machine_options(command: Any) -> Any:
+    """The options that only workers on EC2 have."""
+    for option in reversed(
+        [
+            click.option(
+                "--spot", "market", flag_value="spot", help="Spot, on-demand where there is none (the default)."
+            ),
+            click.option("--spot-only", "market", flag_value="spot-only", help="Spot instances or none."),
+            click.option("--on-demand", "market", flag_value="on-demand", help="On-demand instances alone."),
+            click.option("--on-demand-base", type=click.IntRange(0), help="So many on-demand ones in any case."),
+            click.option(
+                "--instance-type",
+                "instance_types",
+                multiple=True,
+                metavar="TYPE",
+                help="In place of the estate's; repeatable.",
+            ),
+            click.option("--ami", metavar="AMI", help="The image of this fleet's workers."),
+            click.option("--wait", is_flag=True, help="Wait for a lane when all are in use."),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
 @click.command(cls=InspectCommand)
-@click.option("--local", "backend", flag_value="local", default="local", help="Workers on this machine (the default).")
-@click.option("--ec2", "backend", flag_value="ec2", help="Workers on EC2 instances.")
-@click.option("--max-workers", type=click.IntRange(1), default=2, show_default=True, help="Workers at the most.")
+@click.option("--local", "local", is_flag=True, help="Workers on this machine (the default).")
+@click.option("--ec2", "ec2", is_flag=True, help="Workers on EC2 instances, as Terraform prepared them.")
+@click.option("--max-workers", type=click.IntRange(1), help="Workers at the most (default: 2, or what the run had).")
+@machine_options
 @click.option(
     "--concurrency-per-worker",
     type=click.IntRange(1),
@@ -150,8 +178,7 @@ def run_eval(ctx: click.Context, /, **options: Any) -> None:
 
     Takes every option of `inspect eval-set` under its own name. Watch with `tail -f logs/fleet/RUN_ID/events.jsonl`.
     """
-    if options["backend"] == "ec2":
-        fail("--ec2 is not built yet: leave it away to run on this machine")
+    _check_backend(options)
     if options["detach"]:
         _detach()
         return
@@ -171,7 +198,8 @@ def run_eval(ctx: click.Context, /, **options: Any) -> None:
             max_failed_share=options["max_failed_share"],
             stall_after_s=options["stall_after"].total_seconds(),
         ),
-        queues=options["queues"],
+        queues="estate" if options["ec2"] else options["queues"],
+        wait=options["wait"],
         quiet=options["json_output"],
     )
     try:
@@ -180,16 +208,74 @@ def run_eval(ctx: click.Context, /, **options: Any) -> None:
         raise Failure(str(error), EXIT_USAGE) from error
 
 
+MACHINE_OPTIONS = {
+    "market": "--spot, --spot-only and --on-demand",
+    "on_demand_base": "--on-demand-base",
+    "instance_types": "--instance-type",
+    "ami": "--ami",
+}
+
+
+def _check_backend(options: dict[str, Any]) -> None:
+    """Refuse options that contradict each other."""
+    if options["local"] and options["ec2"]:
+        fail("--local and --ec2 exclude each other")
+    given = [shown for name, shown in MACHINE_OPTIONS.items() if options[name] not in (None, ())]
+    if given and not options["ec2"]:
+        fail(f"{given[0]}: only workers on EC2 have that; add --ec2")
+    if options["on_demand_base"] and options["market"] == "spot-only":
+        fail("--on-demand-base and --spot-only exclude each other")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a run goes: the backend, the settings that hold for it, and the estate of a backend on AWS."""
+
+    backend: shipping.Backend
+    surroundings: Settings
+    estate: Estate | None = None
+
+
+def _target(options: dict[str, Any], surroundings: Settings, request: submit.Request) -> Target:
+    """Check who we are on AWS, and with what estate."""
+    if not options["ec2"]:
+        return Target("local", surroundings)
+    from evalops.ec2 import preflight
+
+    surroundings, estate = preflight.surroundings(surroundings)
+    preflight.check_deadline(request.deadline, estate)
+    return Target("ec2", surroundings, estate)
+
+
+def _machines(options: dict[str, Any], target: Target, request: submit.Request, jobs: list[JobSpec]) -> Machines | None:
+    """What workers are launched from; None for workers of this machine."""
+    if target.estate is None:
+        return None
+    from evalops.ec2 import preflight
+
+    markets: dict[str | None, list[Market]] = {"spot-only": ["spot"], "on-demand": ["on-demand"]}
+    wanted = preflight.Wanted(
+        workers=min(request.workers or submit.DEFAULT_WORKERS, max(1, len(jobs))),
+        markets=markets.get(options["market"], preflight.SPOT_FIRST),
+        on_demand_base=options["on_demand_base"] or 0,
+        instance_types=options["instance_types"],
+        image=options["ami"],
+    )
+    return preflight.machines(target.estate, wanted)
+
+
 def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, request: submit.Request) -> None:
     given = typed_arguments(ctx, resuming=options["run_id"] is not None)
     wishes = shipping.Wishes(options["packages"], options["secrets"], options["require_clean"], options["ship_code"])
-    backend: shipping.Backend = options["backend"]
-    luggage = shipping.prepare(wishes, backend, surroundings.estate, Path.cwd())
+    target = _target(options, surroundings, request)
+    surroundings, backend = target.surroundings, target.backend
+    luggage = shipping.prepare(wishes, backend, surroundings.estate, Path.cwd(), target.estate)
     resumed: Manifest | None = None
     storage: Storage | None = None
     if options["run_id"]:
         storage = submit.open_root(surroundings)
         resumed = submit.read_manifest(storage, surroundings, options["run_id"])
+        _check_same_backend(resumed, backend)
         shipping.check_versions(resumed, force=options["force"])
     planned = resumed is None or bool(given.tasks)
     if not planned and (typed := typed_options(ctx)):
@@ -199,31 +285,51 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
     if planned and not options["json_output"]:
         note("loading the tasks …")
     jobs = _plan(given, luggage) if resumed is None or planned else resumed.jobs
+    machines = _machines(options, target, request, jobs)
     if options["estimate"]:
-        _print_estimate(jobs, request, options["json_output"])
+        _print_estimate(jobs, request, machines, target, options["json_output"])
         return
     arguments = _arguments(given, resumed)
     if request.guards.budget_usd is not None:
         submit.check_prices((spec.model for spec in jobs), arguments)
     storage = storage or submit.open_root(surroundings)
+    if machines is not None and target.estate is not None:
+        from evalops.ec2 import preflight
+
+        preflight.check_keys(target.estate, (spec.model for spec in jobs), luggage.secrets)
+        preflight.prepare_boot(storage, machines, target.estate)
     if resumed is None:
         if not options["new_fleet"]:
             submit.check_not_running(storage, jobs, surroundings.owner)
         encoded = encode(arguments)
         models = encode({"models": given.models})["models"]
         shipped = shipping.ship(wishes, luggage, backend, storage)
-        controller = submit.start(surroundings, storage, request, jobs, encoded, models, given.environment, shipped)
+        controller = submit.start(
+            surroundings, storage, request, jobs, encoded, models, given.environment, shipped, machines
+        )
     else:
         submit.check_same(resumed, jobs)
         again = shipping.ship(wishes, luggage, backend, storage) if planned else shipping.same_code(luggage, resumed)
         if planned:  # the same jobs, so what differs changes no result: retries, time-outs, buffers
             again |= {"arguments": encode(arguments)}
-        found = submit.resume(surroundings, storage, request, resumed, again)
+        found = submit.resume(surroundings, storage, request, resumed, again | _changed(machines))
         if found is None:
             note(f"every job of {resumed.fleet_id} has completed: nothing to run")
             return
         controller = found
     follow(controller, surroundings, json_output=options["json_output"])
+
+
+def _changed(machines: Machines | None) -> dict[str, Any]:
+    """What a resume changes in the manifest about the machines."""
+    return {} if machines is None else {"machines": machines}
+
+
+def _check_same_backend(manifest: Manifest, backend: shipping.Backend) -> None:
+    """A run goes on where it began: what was shipped, and for whom, belongs to its backend."""
+    if manifest.backend != backend:
+        how = {"local": "without --ec2", "ec2": "with --ec2"}.get(manifest.backend, f"on {manifest.backend}")
+        fail(f"the run {manifest.fleet_id} began on {manifest.backend}: resume it {how}")
 
 
 def _check_alone(ctx: click.Context, resumed: Manifest) -> None:
@@ -276,9 +382,11 @@ def follow(controller: Controller, surroundings: Settings, *, json_output: bool)
         ) from error
     except Fenced as error:
         raise Failure(str(error), EXIT_LEFT_RUNNING) from error
-    shown = _write_report(controller)
+    shown = None if verdict.ending == "left" else _write_report(controller)
     if json_output:
         emit_json(_done_record(controller, verdict) | {"report": shown})
+    elif verdict.ending == "left":
+        _left(controller, verdict, surroundings)
     else:
         results_table(controller.ledger)
         _closing(controller, verdict, shown)
@@ -295,7 +403,23 @@ def _banner(controller: Controller) -> None:
     note(f"fleet   {fleet_id}: {jobs} job{'s' * (jobs != 1)}, {samples} samples")
     note(f"events  {shown}")
     note(f"watch   tail -f {shown}    or: ct fleet status {fleet_id}")
-    note(f"stop    Ctrl-C             or: ct fleet stop {fleet_id}")
+    leave = "Ctrl-C twice       " if controller.pool.stays else "Ctrl-C             "
+    note(f"stop    {leave}or: ct fleet stop {fleet_id}")
+    if controller.pool.stays:
+        note(f"leave   Ctrl-C             and: ct fleet attach {fleet_id}")
+
+
+def _left(controller: Controller, verdict: Verdict, surroundings: Settings) -> None:
+    """The fleet goes on without us: what to type."""
+    fleet_id = controller.fleet_id
+    root = "" if os.environ.get("S3_BUCKET_NAME") else f"S3_BUCKET_NAME={surroundings.bucket} "
+    note(
+        f"the fleet {fleet_id} goes on without this command ({verdict.reason}), until {controller.control.deadline:%F %H:%M} UTC"
+    )
+    note(f"attach  {root}ct fleet attach {fleet_id}")
+    note(f"stop    {root}ct fleet stop {fleet_id}")
+    if controller.control.budgeted:
+        note("with a budget, workers take no new jobs when nobody has counted for 10 minutes: attach before")
 
 
 def _write_report(controller: Controller) -> str | None:
@@ -354,14 +478,25 @@ def _done_record(controller: Controller, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _print_estimate(jobs: list[JobSpec], request: submit.Request, json_output: bool) -> None:
-    found = planner.totals(jobs) | {"workers": min(request.workers, len(jobs))}
+def _print_estimate(
+    jobs: list[JobSpec], request: submit.Request, machines: Machines | None, target: Target, json_output: bool
+) -> None:
+    workers = min(request.workers or submit.DEFAULT_WORKERS, len(jobs))
+    found: dict[str, Any] = planner.totals(jobs) | {"workers": workers}
+    if target.estate is not None and machines is not None:
+        from evalops.ec2 import estimate
+
+        seen = estimate.estimate(submit.open_root(target.surroundings), target.estate, machines, jobs, workers)
+        found |= seen.record()
     if json_output:
         emit_json(found)
         return
     click.echo(
         ", ".join(f"{found[name]} {name[: -(found[name] == 1) or None]}" for name in ("jobs", "samples", "workers"))
     )
+    if target.estate is not None and machines is not None:
+        for line in seen.lines():
+            click.echo(line)
 
 
 def _detach() -> None:

@@ -1,9 +1,10 @@
 """Drives one fleet from its first message to its summary: receive, write, retry, replace, end.
 
-One thread, one loop. What messages mean is the ledger's business, how they are kept the stream's; here is what happens when. No AWS
-error ends a healthy fleet: it is said once, and the loop goes on. Design, section 7.
+One thread, one loop. What messages mean is the ledger's business, how they are kept the stream's, what is known of workers the
+roster's; here is what happens when. No AWS error ends a healthy fleet: it is said once, and the loop goes on. Design, section 7.
 """
 
+import math
 import random
 import signal
 import tempfile
@@ -19,10 +20,11 @@ from evalops.fleet import guards, lanes
 from evalops.fleet.guards import Verdict
 from evalops.fleet.ledger import JobState, Ledger, Outcome
 from evalops.fleet.recovery import LostMessages
+from evalops.fleet.roster import Roster
 from evalops.fleet.stream import EventStream, Fenced
 from evalops.fleet.view import ProgressLine
 from evalops.fleet.watch import Watch
-from evalops.fleet.workers import Lost, Pool
+from evalops.fleet.workers import CannotLaunch, Lost, Pool
 from evalworker import aws, publish
 from evalworker.aws import ServiceError
 from evalworker.contract import layout
@@ -57,14 +59,29 @@ BEAT_S = 10.0
 DEAD_LETTERS_S = 10.0
 """Between two looks into the dead letters."""
 
-LOST_AFTER_S = 90.0
-"""Without a heartbeat for so long a worker counts as lost (its messages come back by themselves)."""
+GROW_S = 20.0
+"""Between two looks whether more workers would help."""
+
+ASLEEP_S = 20.0
+"""A cycle that took longer: this process was suspended or hung, so the silence was its own."""
+
+RECEIVE_MOST = 10
+"""Messages that one call brings; as many as that, and there may be more."""
+
+AS_IT_SHOULD = ("idle", "over", "drained", "stopped", "deadline")
+"""Why workers leave that nobody has to replace."""
+
+CHANGE_MIND_S = 3.0
+"""After a first Ctrl-C that leaves workers running: how long a second one stops them instead."""
 
 INSIST_S = 60.0
 """How long the end of a fleet is tried to be stored."""
 
 STOP_PATIENCE_S = 60.0
 """How long stopping workers may take to hand over before what is open is called cancelled."""
+
+FAR_S = 30.0
+"""How much longer those of other machines may take: they look less often whether to stop."""
 
 EVENTS_RETURN_S = 75.0
 """How long messages that a killed controller had received stay away: the events queue's visibility timeout, and some more."""
@@ -86,13 +103,8 @@ class Plan:
     replacements: int = 10
 
 
-@dataclass
-class SeenWorker:
-    """What is known of one worker."""
-
-    online: bool = False
-    beat: float = 0.0
-    running: frozenset[str] = frozenset()
+class Left(RuntimeError):
+    """The controller goes, the fleet stays; the text says why."""
 
 
 @dataclass
@@ -105,7 +117,7 @@ class Due:
 
 @dataclass
 class Controller:
-    """See the module. Make one, then `run` it."""
+    """See the module. Make one, then `run` it. `tell` sends a subject and a text to whoever waits for the fleet's end."""
 
     manifest: Manifest
     control: Control
@@ -118,16 +130,18 @@ class Controller:
     view: ProgressLine
     plan: Plan
     started: float = field(default_factory=time.monotonic)
+    tell: Callable[[str, str], None] | None = None
 
     def __post_init__(self) -> None:
         client = aws.sqs(self.lane)
         self._jobs = Queue(client, self.lane.jobs)
         self._events = Queue(client, self.lane.events)
         self._dead = Queue(client, self.lane.dead)
-        self._workers: dict[str, SeenWorker] = {}
+        self.roster = Roster()
+        self._first = self.plan.workers
         self._due: list[Due] = []
-        self._failed_boots = 0
         self._interrupts = 0
+        self._stopped_at_once = False
         self.signal_number: int | None = None
         self._verdict: Verdict | None = None
         self._stopping_since: float | None = None
@@ -144,17 +158,17 @@ class Controller:
     # The loop
 
     def run(self) -> Verdict:
-        """Follow the fleet to its end. Raises `Fenced` when another controller has taken over."""
-        with self._signals():
-            while self.ledger.open_jobs:
-                self._cycle()
-            return self._finish()
+        """Follow the fleet to its end, or leave it. Raises `Fenced` when another controller has taken over."""
+        try:
+            with self._signals():
+                while self.ledger.open_jobs:
+                    self._cycle()
+                return self._finish()
+        except Left as left:
+            return self._leave(str(left))
 
     def _cycle(self) -> None:
-        with self._surviving("the event queue"):
-            for received in self._events.receive(10, RECEIVE_WAIT_S):
-                self._take(received.body)
-                self.stream.settle(received.receipt)
+        self._receive()
         self._store()
         self._look_after_workers()
         self._send_due()
@@ -166,6 +180,21 @@ class Controller:
             self._beat()
         self._react()
         self.view.show(self.ledger, self.pool.alive, self._waiting_for(), self.watch.rate_limited)
+
+    def _receive(self) -> None:
+        """Take what has come. Whoever could not be heard is not silent: the roster is told when that was our own doing."""
+        begun = time.monotonic()
+        if begun - self._last.get("heard", begun) > ASLEEP_S:
+            self.roster.deaf(begun)
+        self._last["heard"] = begun
+        with self._surviving("the event queue"):
+            messages = self._events.receive(RECEIVE_MOST, RECEIVE_WAIT_S)
+            for received in messages:
+                self._take(received.body)
+                self.stream.settle(received.receipt)
+            if len(messages) < RECEIVE_MOST:
+                return
+        self.roster.deaf(time.monotonic())
 
     def _store(self, *, at_once: bool = False) -> None:
         if self.stream.due or at_once:
@@ -179,6 +208,8 @@ class Controller:
         try:
             yield
         except ServiceError as error:
+            if error.credentials and self.pool.stays:
+                raise Left(str(error)) from error
             sentence = f"{what}: {error}"
             if sentence not in self._troubles:
                 self._troubles.add(sentence)
@@ -235,8 +266,7 @@ class Controller:
         self.stream.append([{"type": "warning", "text": f"a message could not be read ({error}); it is kept as {key}"}])
 
     def _apply(self, message: FromWorker) -> None:
-        worker = self._workers.setdefault(message.instance_id, SeenWorker())
-        worker.beat = time.monotonic()
+        self.roster.heard(message.instance_id, time.monotonic())
         if not isinstance(message, Heartbeat | Warning_):
             self.watch.happened(time.monotonic())
         if isinstance(message, SampleDone):
@@ -245,18 +275,17 @@ class Controller:
             self._write(self.ledger.attempt(message))
         elif isinstance(message, Heartbeat):
             self._tell(self.watch.heard(message))
-            worker.running = frozenset(message.running)
+            self.roster.beat(message)
+            self.pool.online(message.instance_id)
         else:
-            self._lifecycle(message, worker)
+            self._lifecycle(message)
 
-    def _lifecycle(
-        self, message: WorkerOnline | WorkerDraining | BootstrapFailed | Warning_, worker: SeenWorker
-    ) -> None:
+    def _lifecycle(self, message: WorkerOnline | WorkerDraining | BootstrapFailed | Warning_) -> None:
         event: Event = {"type": message.type, "instance_id": message.instance_id}
         if isinstance(message, WorkerOnline):
-            if worker.online:
+            self.pool.online(message.instance_id)
+            if not self.roster.online(message):
                 return
-            worker.online = True
             event |= {
                 "bootstrap_s": message.bootstrap_s,
                 "instance_type": message.instance_type,
@@ -264,16 +293,24 @@ class Controller:
                 "slots": message.slots,
             }
         elif isinstance(message, WorkerDraining):
-            self._workers.pop(message.instance_id, None)
-            self.watch.gone(message.instance_id)
+            self._goodbye(message)
             event |= {"reason": message.reason, "handed_over": message.handed_over}
         elif isinstance(message, BootstrapFailed):
-            self._failed_boots += 1
+            if not self.roster.failed(message.instance_id):
+                return
             event |= {"lines": message.lines}
         else:
             event |= {"text": message.text, "job_id": message.job_id}
             self.view.note(message.text)
         self.stream.append([event])
+
+    def _goodbye(self, message: WorkerDraining) -> None:
+        """A worker goes. One whose machine is taken from it is replaced before it is gone."""
+        self.roster.left(message.instance_id)
+        self.watch.gone(message.instance_id)
+        self.pool.left(message.instance_id)
+        if message.reason not in AS_IT_SHOULD and self.pool.stays and self._verdict is None and self.ledger.open_jobs:
+            self._replace()
 
     def _write(self, outcome: Outcome) -> None:
         self.stream.append(outcome.events)
@@ -374,11 +411,10 @@ class Controller:
         """Send again what an earlier controller had decided on and not sent before it was killed."""
         if self._stopping_since is not None:
             return
-        fresh = time.monotonic() - LOST_AFTER_S
         with self._surviving("the job queue"):
             lost = self._lost_messages.look(
                 open_jobs=[job.spec.job_id for job in self.ledger.open_jobs],
-                running={job for worker in self._workers.values() if worker.beat > fresh for job in worker.running},
+                running=self.roster.running(time.monotonic()),
                 scheduled={due.message.job_id for due in self._due} | self.watch.held(self.control),
                 counts=self._jobs.counts(),
             )
@@ -421,39 +457,72 @@ class Controller:
 
     def start_workers(self) -> None:
         """Launch as many workers as there is work for."""
-        self.pool.start(min(self.plan.workers, max(1, len(self.ledger.open_jobs))))
+        jobs = len(self.ledger.open_jobs)
+        if self.pool.stays:  # those of other machines cost money: they come when there is something for them to do
+            first = len(self.watch.canaries(self.control)) or jobs
+            jobs = math.ceil(first / (self.control.limits.slots or 1))
+        self._first = min(self.plan.workers, max(1, jobs))
+        self._launch(self._first)
+
+    def _launch(self, count: int) -> None:
+        try:
+            self.pool.start(count)
+        except CannotLaunch as error:
+            self._begin_stop(Verdict("stopped", str(error)))
+        except ServiceError as error:  # the pool asks again by itself
+            self.view.note(f"{error}; going on")
 
     def _look_after_workers(self) -> None:
-        for lost in self.pool.ended():
-            self._lost(lost)
-        if self._stopping_since is None and self.ledger.open_jobs and self.pool.alive == 0 and self._verdict is None:
+        missing = 0
+        with self._surviving("the workers"):
+            try:
+                missing += sum([self._lost(lost) for lost in self.pool.ended()])
+            except CannotLaunch as error:
+                self._begin_stop(Verdict("stopped", str(error)))
+            for name in self.roster.silent(time.monotonic()):
+                if (gone := self.pool.lose(name, "nothing was heard of it")) is not None:
+                    missing += self._lost(gone)
+        for _ in range(missing):
+            if self._stopping_since is None:
+                self._replace()
+        if self._stopping_since is not None or self._verdict is not None or not self.ledger.open_jobs:
+            return
+        if self.pool.alive == 0:
             self._beat()  # the workers may have obeyed `ct fleet stop` before this controller has read it
             if self._stopping_since is None:
                 self._replace()
+        elif self.pool.alive < self.plan.workers and self.plan.replacements > 0 and self._every("growth", GROW_S):
+            self._grow()
 
-    def _lost(self, lost: Lost) -> None:
-        worker = self._workers.pop(lost.instance_id, None)
+    def _grow(self) -> None:
+        """Add workers while jobs wait, all workers are busy and none backs off."""
+        with self._surviving("the job queue"):
+            waiting = self._jobs.counts().visible
+            if count := self.roster.more(alive=self.pool.alive, most=self.plan.workers, waiting=waiting):
+                self._launch(count)
+
+    def _lost(self, lost: Lost) -> bool:
+        """Write that a worker has gone; whether it is to be replaced."""
         self.watch.gone(lost.instance_id)
         self.watch.happened(time.monotonic())
-        if lost.reason == "ended":
-            return
-        if worker is None or not worker.online:
-            self._failed_boots += 1
-            self.stream.append(
-                [{"type": "bootstrap_failed", "instance_id": lost.instance_id, "lines": lost.last_lines}]
-            )
-        else:
+        fate = self.roster.lost(lost.instance_id, lost.reason)
+        if fate == "done":
+            return False
+        if fate == "lost":
             self.stream.append([{"type": "worker_lost", "instance_id": lost.instance_id, "reason": lost.reason}])
+        elif self.roster.failed(lost.instance_id):
+            lines = lost.last_lines or [lost.reason]
+            self.stream.append([{"type": "bootstrap_failed", "instance_id": lost.instance_id, "lines": lines}])
         self.view.note(f"lost the worker {lost.instance_id}: {lost.reason}")
-        if self._stopping_since is None and self._failed_boots < self.plan.workers:
-            self._replace()
+        # While none has ever come online, others that still boot are waited for: when all fail, so would their replacements.
+        return fate == "lost" or self.roster.any_online or self.pool.alive == 0
 
     def _replace(self) -> None:
-        if self._failed_boots >= self.plan.workers and not any(worker.online for worker in self._workers.values()):
+        if self.roster.failed_boots >= self._first and not self.roster.any_online:
             self._begin_stop(Verdict("stopped", "no worker could start; see the bootstrap_failed events"))
         elif self.plan.replacements > 0:
             self.plan.replacements -= 1
-            self.pool.start(1)
+            self._launch(1)
         elif self.pool.alive == 0:
             self._begin_stop(Verdict("stopped", "too many workers were lost"))
 
@@ -475,14 +544,51 @@ class Controller:
 
     def _react(self) -> None:
         """Notice why the fleet should end: a signal, `stop`, a deadline, a guard; and drive what has begun to end."""
-        if self._interrupts and self._verdict is None:
+        if self._interrupts and self._verdict is None and self.pool.stays:
+            self._stop_or_leave()
+        elif self._interrupts and self._verdict is None:
             self.view.note("stopping: workers hand over what they have (again to end them at once)")
             self._begin_stop(Verdict("cancelled", "interrupted"))
         elif self._verdict is None and (guard := self._guard()) is not None:
             self.view.note(f"stopping: {guard.reason}")
             self._begin_stop(guard)
+            self._send("is being stopped", guard.reason or "")
         if self._stopping_since is not None:
             self._drive_stop()
+
+    def _stop_or_leave(self) -> None:
+        """Workers of other machines go on without us: a first Ctrl-C leaves them, a second one soon after it stops them."""
+        if self.signal_number == signal.SIGINT:
+            self.view.note(f"leaving the fleet running (Ctrl-C again within {CHANGE_MIND_S:.0f} s stops it)")
+            end = time.monotonic() + CHANGE_MIND_S
+            while self._interrupts < 2 and time.monotonic() < end:
+                time.sleep(0.05)
+        if self._interrupts < 2:
+            raise Left("interrupted")
+        self.view.note("stopping: workers hand over what they have (again to end them at once)")
+        self._begin_stop(Verdict("cancelled", "interrupted"))
+
+    @property
+    def _at_once(self) -> bool:
+        """Whether who waits has lost patience with workers that hand over."""
+        return self._interrupts > (2 if self.pool.stays else 1)
+
+    def _leave(self, reason: str) -> Verdict:
+        """Go: what was heard is stored if it can be, and whoever attaches need not wait for us to be forgotten."""
+        try:
+            self._events.delete(self.stream.store())
+            control = self.control.model_copy(update={"controller": "", "beat": now()})
+            self.storage.replace(layout.control(self.fleet_id), control.to_bytes(), self.control_etag)
+        except (ServiceError, Changed, Fenced):
+            pass  # what is not stored comes again from the queue
+        self.view.end()
+        self.stream.close()
+        return Verdict("left", reason)
+
+    def _send(self, what: str, text: str) -> None:
+        """Tell whoever waits elsewhere."""
+        if self.tell is not None:
+            self.tell(f"fleet {self.fleet_id} {what}", text)
 
     def _guard(self) -> Verdict | None:
         """Ask the guards, and write what they have to tell."""
@@ -490,6 +596,7 @@ class Controller:
         told = self.watch.marks(self.control)
         if (stalled := self.watch.stalled(self.control, at, waiting_for)) is not None:
             told.append(stalled)
+            self._send("has stalled", guards.sentence(stalled))
         self._tell(told)
         return self.watch.verdict(self.control, now(), at, waiting_for)
 
@@ -509,10 +616,13 @@ class Controller:
         """Wait until the workers have handed over, then call what is open cancelled."""
         assert self._stopping_since is not None
         assert self._verdict is not None
-        if self._interrupts > 1:
-            self.pool.stop(now=True)
+        if self._at_once and not self._stopped_at_once:
+            self._stopped_at_once = True
+            with self._surviving("the workers"):
+                self.pool.stop(now=True)
         waited = time.monotonic() - self._stopping_since
-        if self.pool.alive and waited < STOP_PATIENCE_S:
+        handing_over = self.roster.any_online if self.pool.stays else self.pool.alive
+        if handing_over and not self._at_once and waited < STOP_PATIENCE_S + FAR_S * self.pool.stays:
             return
         self._store(at_once=True)
         with self._surviving("the event queue"):
@@ -524,10 +634,11 @@ class Controller:
 
     def _finish(self) -> Verdict:
         """Summary, last segment, workers, lane: in an order in which being killed loses nothing."""
-        verdict = self._verdict or Verdict(
-            "complete" if self.ledger.count("completed") == len(self.ledger.jobs) else "failures"
-        )
-        samples = self.ledger.samples
+        every = self.ledger.count("completed") == len(self.ledger.jobs)
+        if every and self._verdict is not None and self._verdict.ending == "stopped":
+            self._verdict = None  # all had completed before it could be stopped: abandoned fleets end so
+        verdict = self._verdict or Verdict("complete" if every else "failures")
+        samples, cost = self.ledger.samples, {"tokens": self.ledger.token_cost, **self._machine_cost()}
         self.stream.append(
             [
                 {
@@ -538,7 +649,7 @@ class Controller:
                     "failed": self.ledger.count("failed"),
                     "cancelled": self.ledger.count("cancelled"),
                     "samples": samples.model_dump(),
-                    "cost_usd": {"tokens": self.ledger.token_cost, "machines": None},
+                    "cost_usd": cost,
                     "elapsed_s": round(time.monotonic() - self.started, 3),
                     "reason": verdict.reason,
                     "round": self.ledger.round,
@@ -552,17 +663,37 @@ class Controller:
         self._beat(state="ended")
         while self.control.state != "ended" and time.monotonic() < end:  # workers and queues wait for this word
             self._beat(state="ended")
-        self.pool.stop(now=self._interrupts > 1)
+        with self._surviving("the workers"):  # what does not end here sees the end in control.json, or is reaped
+            self.pool.stop(now=self._at_once)
         self._empty_lane()
         with self._surviving("the lane"):  # past the deadline it is anybody's
             lanes.release(self.storage, self.lane)
         self.stream.close()
+        self._send(f"has ended: {verdict.ending}", self._in_short(verdict))
         return verdict
+
+    def _machine_cost(self) -> dict[str, Any]:
+        """What the machines have cost, with what to know of the figure; None where it is not known."""
+        with self._surviving("the prices"):
+            usd, about = self.pool.cost()
+            return {"machines": usd if usd is None else round(usd, 6)} | ({"note": about} if about else {})
+        return {"machines": None}
+
+    def _in_short(self, verdict: Verdict) -> str:
+        """The end in one sentence."""
+        samples = self.ledger.samples
+        counts = f"{self.ledger.count('completed')} of {len(self.ledger.jobs)} jobs and {samples.completed} of {samples.total}"
+        return f"{counts} samples completed" + (f"; {verdict.reason}" if verdict.reason else "")
 
     def close(self, reason: str) -> Verdict:
         """End a fleet that nobody drives any more: take what its workers have said, cancel what is open, write the summary."""
+        self.roster.workers.clear()  # those of its stream are gone; who still lives says so
         self._begin_stop(Verdict("stopped", reason))
         return self.run()
+
+    def go_on_stopping(self) -> None:
+        """Take over a fleet that was being stopped when its controller went."""
+        self._begin_stop(Verdict("stopped", "stopped by `ct fleet stop`"))
 
     def _empty_lane(self) -> None:
         """Leave nothing of this fleet in the queues of a lane that others will use; an embedded lane goes anyway."""
@@ -609,8 +740,8 @@ class Controller:
         """One phrase when nothing seems to happen."""
         if self._stopping_since is not None:
             return "stopping"
-        if not any(worker.online for worker in self._workers.values()):
-            return "waiting for the first worker"
+        if not self.roster.any_online:
+            return self.pool.waiting_for or "waiting for the first worker"
         if self.watch.held(self.control):
             left = len(self.watch.canaries(self.control))
             return f"{left} canar{'y' if left == 1 else 'ies'} before all else"
@@ -618,7 +749,7 @@ class Controller:
             job.spec.job_id in {due.message.job_id for due in self._due} for job in self.ledger.open_jobs
         ):
             return f"retrying in {max(0, round(min(due.at for due in self._due) - time.monotonic()))} s"
-        return None
+        return self.pool.waiting_for
 
 
 def _digest_of(job: JobState) -> str:

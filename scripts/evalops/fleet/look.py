@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from evalops.ec2.machines import Spending, spending
+from evalops.ec2.machines import read as read_book
 from evalops.fleet.ledger import Ledger
 from evalops.fleet.stream import read_events
 from evalworker.contract import layout
-from evalworker.contract.documents import Control, Manifest
+from evalworker.contract.documents import Control, MachineBook, Manifest
 from evalworker.contract.ids import BadId, check_run_id
 from evalworker.contract.wire import Unreadable, now
 from evalworker.storage import Missing, Storage
@@ -28,6 +30,7 @@ class WorkerRow:
     slots: int
     since: datetime
     state: str = "online"
+    instance_type: str = ""
 
 
 @dataclass
@@ -41,6 +44,22 @@ class Sight:
     summary: dict[str, Any] | None = None
     last_event: datetime | None = None
     results: list[datetime] = field(default_factory=list)
+    book: MachineBook | None = None
+
+    @property
+    def spending(self) -> Spending | None:
+        """What its EC2 machines have cost up to now; None for a fleet that has none."""
+        if self.book is None:
+            return None
+        over = self.last_event if self.control.state == "ended" else None
+        return spending(self.book.machines, self.book.as_of, over or now())
+
+    @property
+    def minutes_left(self) -> float | None:
+        """How long the open samples will take at the present rate; None when nothing moves."""
+        done = self.ledger.samples
+        left, rate = done.total - done.completed - done.errored, self.samples_per_minute
+        return left / rate if rate > 0 and self.control.state != "ended" else None
 
     @property
     def state(self) -> str:
@@ -48,7 +67,7 @@ class Sight:
         if self.control.state == "running":
             if now() > self.control.deadline:
                 return "past its deadline"
-            if self.beat_age_s > SILENT_S:
+            if not self.control.controller or self.beat_age_s > SILENT_S:
                 return "unattended"
         return self.control.state
 
@@ -83,7 +102,7 @@ def look(storage: Storage, fleet_id: str) -> Sight:
     """Read one fleet. Raises Missing when there is none, StorageError, Unreadable."""
     manifest = Manifest.from_json(storage.get(layout.manifest(fleet_id)).body)
     control = Control.from_json(storage.get(layout.control(fleet_id)).body)
-    sight = Sight(manifest, control, Ledger(manifest.jobs, control.round))
+    sight = Sight(manifest, control, Ledger(manifest.jobs, control.round), book=read_book(storage, fleet_id))
     for event in read_events(storage, fleet_id):
         sight.ledger.replay(event)
         _note(sight, event)
@@ -95,7 +114,9 @@ def _note(sight: Sight, event: dict[str, Any]) -> None:
     sight.last_event = moment
     name = event.get("instance_id", "")
     if event["type"] == "worker_online":
-        sight.workers[name] = WorkerRow(name, event["lifecycle"], event["slots"], moment)
+        sight.workers[name] = WorkerRow(
+            name, event["lifecycle"], event["slots"], moment, instance_type=event["instance_type"]
+        )
     elif event["type"] in ("worker_lost", "worker_draining") and name in sight.workers:
         sight.workers[name].state = "lost" if event["type"] == "worker_lost" else f"left ({event['reason']})"
     elif event["type"] == "result":

@@ -6,6 +6,7 @@ Everything that can fail before money is spent is checked here, in that order, a
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -25,7 +26,7 @@ from evalops.ui import EXIT_USAGE, fail, note
 from evalworker import aws, prices
 from evalworker.aws import ServiceError
 from evalworker.contract import layout
-from evalworker.contract.documents import Control, Guards, JobSpec, Lane, Limits, Manifest
+from evalworker.contract.documents import Control, Guards, JobSpec, Lane, Limits, Machines, Manifest
 from evalworker.contract.ids import new_run_id
 from evalworker.contract.wire import Unreadable, now
 from evalworker.queues import Queue, QueueError
@@ -34,8 +35,14 @@ from evalworker.storage import Denied, Missing, Storage, StorageError, open_stor
 LOCAL_LIMITS = Limits(visibility_s=15, heartbeat_s=5.0, control_s=1.0)
 """On one machine, looking is cheap: workers notice everything sooner than on AWS."""
 
-BUDGETED_CONTROL_S = 0.2
+BUDGETED_CONTROL_S = {"local": 0.2, "ec2": 2.0, "batch": 2.0}
 """How often workers look whether to stop when each sample costs money that is counted."""
+
+LANE_WAIT_S = 15.0
+"""Between two looks for a free lane."""
+
+DEFAULT_WORKERS = 2
+"""Workers at the most where nobody says."""
 
 NO_MODEL = "none/none"
 """Inspect's name for no model at all."""
@@ -55,12 +62,14 @@ class Request:
     """What a command asks for, beside what it says to Inspect.
 
     Attributes:
-        workers: at the most. concurrency: samples in flight on each. slots: jobs at once on each, None for this machine's share.
+        workers: at the most, None for what the run began with. concurrency: samples in flight on each.
+        slots: jobs at once on each, None for this machine's share.
         deadline: when the fleet ends whatever happens.
         hung_after_s, on_hung: see `Limits`. guards: see `Guards`.
+        queues: of this machine, or one of the estate's lanes; wait: for a lane that becomes free.
     """
 
-    workers: int = 2
+    workers: int | None = None
     concurrency: int = 10
     slots: int | None = None
     deadline: timedelta = timedelta(hours=12)
@@ -69,6 +78,7 @@ class Request:
     on_hung: Literal["wait", "error"] = "wait"
     guards: Guards = field(default_factory=Guards)
     queues: Literal["local", "estate"] = "local"
+    wait: bool = False
     quiet: bool = False
 
 
@@ -108,26 +118,29 @@ def start(
     models: list[Any],
     environment: dict[str, str],
     shipped: dict[str, Any],
+    machines: Machines | None = None,
 ) -> Controller:
     """A new fleet with its messages sent and its workers starting.
 
     Args:
         arguments, models: encoded for the manifest.
         shipped: the manifest's fields about code, environment and secrets, as `shipping.ship` gives them.
+        machines: what EC2 workers are launched from; None for workers of this machine.
     """
     fleet_id = new_run_id()
     moment = now()
     manifest = Manifest(
         fleet_id=fleet_id,
         created=moment,
-        backend="local",
+        backend="local" if machines is None else "ec2",
         jobs=jobs,
         arguments=arguments,
         models=models,
         environment=environment,
         git=git_state(Path.cwd()),
         owner=settings.owner,
-        work_dir=str(fleet_folder(fleet_id) / "work"),
+        work_dir=str(fleet_folder(fleet_id) / "work") if machines is None else None,
+        machines=machines,
         **shipped,
     )
     shipping.check_no_secret(manifest)
@@ -139,7 +152,7 @@ def start(
         beat=moment,
         controller=controller_name(),
         budgeted=budgeted(request.guards),
-        limits=limits_of(request),
+        limits=limits_of(request, manifest.backend),
         guards=request.guards,
     )
     storage.create(layout.manifest(fleet_id), manifest.to_bytes())
@@ -162,7 +175,8 @@ def resume(
         lane = lanes.find(storage, manifest.fleet_id)
         if lane is not None and _answers(lane):
             return attach(settings, storage, request, manifest)
-        _end_workers(settings, manifest)
+        if manifest.machines is None:
+            _end_workers(settings, manifest)
     ledger = Ledger(manifest.jobs, control.round)
     stream = EventStream(storage, manifest.fleet_id, fleet_folder(manifest.fleet_id) / "events.jsonl")
     for event in stream.restore():
@@ -182,7 +196,7 @@ def resume(
             "beat": now(),
             "controller": controller_name(),
             "budgeted": budgeted(request.guards),
-            "limits": limits_of(request),
+            "limits": limits_of(request, manifest.backend),
             "guards": request.guards,
         }
     )
@@ -222,13 +236,19 @@ def attach(settings: Settings, storage: Storage, request: Request, manifest: Man
     if lane is None:
         fail(f"the fleet {fleet_id} owns no lane any more; --run-id {fleet_id} runs again what did not complete")
     controller = _take_over(settings, storage, request, manifest, lane)
-    if control.state == "running" and controller.pool.adopt() == 0:
+    alive = controller.pool.adopt()
+    if control.state == "running" and alive == 0:
         controller.start_workers()
+    elif control.state in ("stopping", "draining"):
+        controller.go_on_stopping()
     return controller
 
 
-def close_abandoned(settings: Settings, storage: Storage, lane: Lane) -> None:
-    """Write the end of a fleet that is past its deadline and has no controller, and release its lane.
+PAST_DEADLINE = "its deadline passed while nobody drove it"
+
+
+def close_abandoned(settings: Settings, storage: Storage, lane: Lane, why: str = PAST_DEADLINE) -> None:
+    """Write the end of a fleet that is past its deadline (or dead) and has no controller, and release its lane.
 
     What its workers had said goes to its own segments first, so its summary is true.
     """
@@ -243,8 +263,9 @@ def close_abandoned(settings: Settings, storage: Storage, lane: Lane) -> None:
     if control.state == "ended":  # killed between its last word and the release
         lanes.release(storage, lane)
         return
-    controller = _take_over(settings, storage, Request(quiet=True), manifest, lane, NoPool())
-    controller.close("its deadline passed while nobody drove it")
+    pool = NoPool() if manifest.machines is None else None  # of a fleet on EC2, machines that still run are ended too
+    controller = _take_over(settings, storage, Request(quiet=True), manifest, lane, pool)
+    controller.close(why)
 
 
 def _take_over(
@@ -265,11 +286,15 @@ def _take_over(
         for event in controller.stream.restore():
             controller.ledger.replay(event)
             controller.watch.replay(event)
+            if manifest.machines is not None:  # those of this machine are known by their processes
+                controller.roster.replay(event, time.monotonic())
             begun = begun or (event["type"] == "fleet_start" and event["round"] == control.round)
         controller.watch.hold(control)
         if not begun:  # the controller was killed before its first segment
             controller.ledger.new_round(control.round)
-            controller.stream.append([_fleet_start(manifest, control, controller.ledger, request.workers)])
+            controller.stream.append(
+                [_fleet_start(manifest, control, controller.ledger, workers_of(request, manifest))]
+            )
         controller.stream.append([{"type": "attached", "controller": control.controller}])
         try:
             controller.stream.store()
@@ -291,11 +316,11 @@ def _begin(
     ledger: Ledger,
 ) -> Controller:
     """Take a lane, write `fleet_start`, send what is open, start the workers."""
-    lane = _lane(settings, storage, request, manifest, control)
+    lane, control, etag = _lane(settings, storage, request, manifest, control, etag)
     controller = _controller(settings, storage, request, manifest, control, etag, ledger, lane)
     for event in controller.stream.restore():
         controller.watch.replay(event)
-    workers = min(request.workers, len(ledger.open_jobs))
+    workers = min(workers_of(request, manifest), len(ledger.open_jobs))
     controller.stream.append([_fleet_start(manifest, control, ledger, workers)])
     controller.stream.store()
     try:
@@ -322,8 +347,17 @@ def _controller(
     pool: Pool | None = None,
 ) -> Controller:
     folder = fleet_folder(manifest.fleet_id)
-    slots = request.slots or default_slots(min(request.workers, max(1, len(manifest.jobs))))
-    work = Path(manifest.work_dir or folder / "work")
+    view = ProgressLine(quiet=request.quiet)
+    tell = None
+    if manifest.machines is not None:
+        from evalops.ec2 import backend
+
+        tell = backend.teller(manifest.machines, view.note)
+        pool = pool or backend.pool(manifest, manifest.machines, control, lane, storage, view.note)
+    if pool is None:
+        slots = request.slots or default_slots(min(workers_of(request, manifest), max(1, len(manifest.jobs))))
+        work = Path(manifest.work_dir or folder / "work")
+        pool = LocalPool(settings.root, manifest.fleet_id, lane.name, work, slots, os.environ)
     return Controller(
         manifest=manifest,
         control=control,
@@ -332,27 +366,44 @@ def _controller(
         lane=lane,
         ledger=ledger,
         stream=EventStream(storage, manifest.fleet_id, folder / "events.jsonl"),
-        pool=pool or LocalPool(settings.root, manifest.fleet_id, lane.name, work, slots, os.environ),
-        view=ProgressLine(quiet=request.quiet),
-        plan=Plan(workers=request.workers),
+        pool=pool,
+        view=view,
+        plan=Plan(workers=workers_of(request, manifest), replacements=max(10, workers_of(request, manifest))),
+        tell=tell,
     )
 
 
-def _lane(settings: Settings, storage: Storage, request: Request, manifest: Manifest, control: Control) -> Lane:
-    """The fleet's queues: one of the estate's lanes, or a lane of this machine for this fleet alone."""
+def _lane(
+    settings: Settings, storage: Storage, request: Request, manifest: Manifest, control: Control, etag: str
+) -> tuple[Lane, Control, str]:
+    """The fleet's queues: one of the estate's lanes, or a lane of this machine for this fleet alone.
+
+    Who waits for a lane waits outside of his deadline: the control document comes back with what counts now.
+    """
     if request.queues == "local":
-        return _embedded_lane(settings, storage, manifest, control)
-    try:
-        return lanes.take(
-            storage,
-            manifest.fleet_id,
-            manifest.owner,
-            control.deadline,
-            lambda lane: close_abandoned(settings, storage, lane),
-        )
-    except lanes.NoLane as error:
-        storage.put(layout.control(manifest.fleet_id), control.model_copy(update={"state": "ended"}).to_bytes())
-        fail(f"{error}; wait for one to end, or stop one with ct fleet stop")
+        return _embedded_lane(settings, storage, manifest, control), control, etag
+    key, told = layout.control(manifest.fleet_id), ""
+    while True:
+        try:
+            lane = lanes.take(
+                storage,
+                manifest.fleet_id,
+                manifest.owner,
+                control.deadline,
+                lambda lane: close_abandoned(settings, storage, lane),
+            )
+        except lanes.NoLane as error:
+            if not request.wait:
+                storage.put(key, control.model_copy(update={"state": "ended"}).to_bytes())
+                fail(f"{error}; wait for one to end (--wait does), or stop one with ct fleet stop")
+            if str(error) != told:
+                told = str(error)
+                note(f"waiting for a lane: {told}")
+            time.sleep(LANE_WAIT_S)
+            control = control.model_copy(update={"deadline": now() + request.deadline, "beat": now()})
+            etag = storage.replace(key, control.to_bytes(), etag)
+            continue
+        return lane, control, etag
 
 
 def _embedded_lane(settings: Settings, storage: Storage, manifest: Manifest, control: Control) -> Lane:
@@ -381,8 +432,13 @@ def _fleet_start(manifest: Manifest, control: Control, ledger: Ledger, workers: 
     }
 
 
-def limits_of(request: Request) -> Limits:
-    """The workers' bounds for a local fleet."""
+def workers_of(request: Request, manifest: Manifest) -> int:
+    """Workers at the most: what was asked for at the start, for who drives a fleet of machines on."""
+    return request.workers or (manifest.machines.workers if manifest.machines else DEFAULT_WORKERS)
+
+
+def limits_of(request: Request, backend: Literal["local", "ec2", "batch"]) -> Limits:
+    """The workers' bounds. On this machine looking is cheap; elsewhere the defaults hold, which bound the number of AWS calls."""
     given = {
         "concurrency_per_worker": request.concurrency,
         "job_timeout_s": request.job_timeout_s,
@@ -390,8 +446,10 @@ def limits_of(request: Request) -> Limits:
         "on_hung": request.on_hung,
     }
     if budgeted(request.guards):
-        given["control_s"] = BUDGETED_CONTROL_S
-    return LOCAL_LIMITS.model_copy(update=given)
+        given["control_s"] = BUDGETED_CONTROL_S[backend]
+    if backend == "local":
+        return LOCAL_LIMITS.model_copy(update=given)
+    return Limits().model_copy(update=given | {"slots": request.slots})
 
 
 def budgeted(guards: Guards) -> bool:
@@ -430,7 +488,11 @@ def refuse_if_driven(fleet_id: str, control: Control) -> None:
 
 def controller_gone(control: Control) -> bool:
     """Whether nobody drives the fleet: its controller was of this machine and is no more, or has been silent for long."""
-    return _is_dead(control.controller) or (now() - control.beat).total_seconds() > CONTROLLER_ALIVE_S
+    return (
+        not control.controller
+        or _is_dead(control.controller)
+        or (now() - control.beat).total_seconds() > CONTROLLER_ALIVE_S
+    )
 
 
 def _is_dead(controller: str) -> bool:

@@ -32,11 +32,21 @@ class Lost:
     last_lines: list[str]
 
 
+class CannotLaunch(RuntimeError):
+    """No worker can be had, for a reason that time does not heal; the text is one sentence."""
+
+
 class Pool(Protocol):
-    """Where a fleet's workers come from."""
+    """Where a fleet's workers come from. What has a body below is for pools whose workers are on other machines.
+
+    Attributes:
+        stays: the workers go on when the controller leaves.
+    """
+
+    stays: bool = False
 
     def start(self, count: int) -> None:
-        """Launch `count` more workers."""
+        """Launch `count` more workers. Raises CannotLaunch."""
 
     def adopt(self) -> int:
         """Take over the fleet's workers that still run; how many there are."""
@@ -50,6 +60,27 @@ class Pool(Protocol):
 
     def stop(self, *, now: bool = False) -> None:
         """End all workers: as after a spot notice, or at once. Returns when they are gone."""
+
+    def online(self, instance_id: str) -> None:
+        """A worker has come online."""
+        del instance_id  # of this machine: its process is watched itself
+
+    def left(self, instance_id: str) -> None:
+        """A worker has said goodbye."""
+        del instance_id
+
+    def lose(self, instance_id: str, reason: str) -> Lost | None:
+        """End a worker that nobody hears of any more; None where its process is watched itself."""
+        return None
+
+    @property
+    def waiting_for(self) -> str | None:
+        """What the pool waits for, if for anything."""
+        return None
+
+    def cost(self) -> tuple[float | None, str | None]:
+        """Dollars for the machines so far (None: not known) and what to know of the figure."""
+        return None, None
 
 
 class Process(Protocol):
@@ -113,10 +144,13 @@ class Adopted:
         self.send_signal(signal.SIGKILL)
 
 
-class NoPool:
+class NoPool(Pool):
     """No workers: for a controller that only writes a fleet's end."""
 
-    alive = 0
+    @property
+    def alive(self) -> int:
+        """None runs."""
+        return 0
 
     def start(self, count: int) -> None:
         """Nothing is launched."""
@@ -133,7 +167,7 @@ class NoPool:
         """None runs."""
 
 
-class LocalPool:
+class LocalPool(Pool):
     """Agents as child processes, each in a session of its own so that Ctrl-C reaches the controller alone."""
 
     def __init__(

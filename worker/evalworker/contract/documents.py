@@ -27,12 +27,31 @@ class JobSpec(Part):
     epochs: int = 1
 
 
+Market = Literal["spot", "on-demand"]
+
+
+class Machines(Part):
+    """From what a run's EC2 workers are launched, so that whoever drives the fleet on launches the same.
+
+    `estate` names the configuration that Terraform wrote. `markets` are asked in this order; `on_demand_base` workers are on-demand in
+    any case. `images` and `instance_types` are by architecture, `workers` the most at once.
+    """
+
+    estate: str
+    markets: list[Market]
+    on_demand_base: int = 0
+    images: dict[str, str]
+    instance_types: dict[str, list[str]]
+    workers: int
+
+
 class Manifest(Wire):
     """A run as submitted; written once per round by the controller. Holds no secret.
 
     `arguments` are `eval_set`'s keyword arguments as typed values (`evalworker.arguments` reads and writes them);
     `submit_dir` is where the run was submitted, relative to the code's root; `environment` are the names and values of `--env`;
-    `work_dir` is where local workers keep their directories. `owner` is who submitted, `versions` with what.
+    `work_dir` is where local workers keep their directories, `machines` what EC2 workers are launched from. `owner` is who submitted,
+    `versions` with what.
 
     The code: `code` is the hash of the packed tree; without it the code is used in place at `code_root`. `python_path` are further
     directories of it from which modules are imported. `worker` is the hash of the run's `evalworker`. The environment of the run:
@@ -60,6 +79,7 @@ class Manifest(Wire):
     git: dict[str, Any] | None = None
     owner: str = ""
     work_dir: str | None = None
+    machines: Machines | None = None
 
 
 class Limits(Part):
@@ -137,6 +157,32 @@ class Lane(Wire):
     fleet_id: str | None = None
     owner: str = ""
     until: datetime | None = None
+
+
+class MachineRecord(Part):
+    """One instance of a fleet and what it has cost so far: `usd` and `usd_per_hour` are None while no price is known.
+
+    `ended` is None while it runs; `price_from` says where its price is from.
+    """
+
+    instance_id: str
+    instance_type: str
+    market: Market
+    zone: str | None = None
+    launched: datetime
+    ended: datetime | None = None
+    usd_per_hour: float | None = None
+    usd: float | None = None
+    price_from: str | None = None
+
+
+class MachineBook(Wire):
+    """All instances that a fleet has had, and their cost at `as_of`; written whole by the controller."""
+
+    type: Literal["machines"] = "machines"
+    fleet_id: str
+    as_of: datetime
+    machines: list[MachineRecord] = []
 
 
 class JobDone(Wire):

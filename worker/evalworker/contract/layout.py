@@ -21,6 +21,11 @@ def control(fleet_id: str) -> str:
     return f"{check_run_id(fleet_id)}/control.json"
 
 
+def machines(fleet_id: str) -> str:
+    """Which EC2 instances the fleet has had, and what they cost."""
+    return f"{check_run_id(fleet_id)}/machines.json"
+
+
 def segments(fleet_id: str) -> str:
     """The prefix of the event stream's segments."""
     return f"{check_run_id(fleet_id)}/events/"
@@ -99,6 +104,9 @@ def wheel(digest: str) -> str:
     """The worker package of a checkout, by the hash of its content."""
     return f"worker/{slug(digest)}.whl"
 
+
+BOOT_SCRIPT = "worker/boot.sh"
+"""What an instance of the stock image fetches and runs."""
 
 WORKING = "logs/working/"
 """The prefix of all runs' logs, one log per (task, model)."""

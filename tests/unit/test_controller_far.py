@@ -1,0 +1,297 @@
+"""The controller with workers on other machines: what it launches, loses, replaces, leaves. A pool that is told, queues in memory."""
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from test_controller import FLEET, controller  # noqa: F401 - the fixture
+
+from evalops.fleet import controller as module
+from evalops.fleet.controller import Controller
+from evalops.fleet.workers import CannotLaunch, Lost, Pool
+from evalworker.aws import Fault, ServiceError
+from evalworker.contract import layout
+from evalworker.contract.documents import Control
+from evalworker.contract.messages import BootstrapFailed, Heartbeat, WorkerDraining, WorkerOnline
+from evalworker.contract.wire import now
+
+EXPIRED = ServiceError(
+    "the AWS credentials have expired; renew them", Fault("ExpiredToken", 403, "x", credentials=True)
+)
+
+
+class FarPool(Pool):
+    """Instances by name; `gone` are told of at the next look, `trouble` is raised by it."""
+
+    stays = True
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.launched = 0
+        self.gone: list[Lost] = []
+        self.lost: list[str] = []
+        self.trouble: Exception | None = None
+        self.refusal: Exception | None = None
+        self.stopped: list[bool] = []
+
+    @property
+    def alive(self) -> int:
+        return len(self.names)
+
+    def start(self, count: int) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        for _ in range(count):
+            self.launched += 1
+            self.names.append(f"i-{self.launched}")
+
+    def ended(self) -> list[Lost]:
+        if self.trouble is not None:
+            raise self.trouble
+        found, self.gone = self.gone, []
+        self.names = [name for name in self.names if name not in {lost.instance_id for lost in found}]
+        return found
+
+    def left(self, instance_id: str) -> None:
+        self.names.remove(instance_id)
+
+    def lose(self, instance_id: str, reason: str) -> Lost | None:
+        self.lost.append(instance_id)
+        self.names.remove(instance_id)
+        return Lost(instance_id, reason, [])
+
+    def stop(self, *, now: bool = False) -> None:
+        self.stopped.append(now)
+        self.names.clear()
+
+    def cost(self) -> tuple[float | None, str | None]:
+        return 1.25, "a note"
+
+
+class Clock:
+    """Monotonic time that the test moves; nobody sleeps."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+        self.sleeps: Callable[[], None] = lambda: None
+
+    def monotonic(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+        self.sleeps()
+
+    def time_ns(self) -> int:
+        return int(self.time * 1e9)
+
+
+@pytest.fixture
+def far(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> Controller:  # noqa: F811
+    controller.pool = FarPool()
+    controller.plan.workers = 2
+    controller.plan.replacements = 3
+    monkeypatch.setattr(module, "time", Clock())
+    return controller
+
+
+def pool(far: Controller) -> FarPool:
+    assert isinstance(far.pool, FarPool)
+    return far.pool
+
+
+def clock() -> Clock:
+    found: Any = module.time
+    return found
+
+
+def events(far: Controller, type_: str) -> list[str]:
+    return [line for line in far.stream.path.read_text().splitlines() if f'"type":"{type_}"' in line]
+
+
+def online(far: Controller, *names: str, running: tuple[str, ...] = ()) -> None:
+    for name in names:
+        common = {"fleet_id": FLEET, "instance_id": name, "ts": now()}
+        far._apply(WorkerOnline(**common, bootstrap_s=1, instance_type="m", lifecycle="spot", slots=1))
+        far._apply(Heartbeat(**common, running=list(running), load=0, disk_free=1, memory_free=1))
+
+
+def goodbye(far: Controller, name: str, reason: str) -> None:
+    far._apply(WorkerDraining(fleet_id=FLEET, instance_id=name, ts=now(), reason=reason))
+
+
+def cycle(far: Controller, seconds: float = 1.0) -> None:
+    clock().time += seconds
+    far._receive()
+    far._look_after_workers()
+
+
+def test_no_more_workers_than_jobs(far: Controller) -> None:
+    far.start_workers()
+    assert pool(far).launched == 1
+
+
+def test_a_silent_worker_is_ended_and_replaced(far: Controller) -> None:
+    pool(far).start(1)
+    online(far, "i-1")
+    for _ in range(8):
+        cycle(far, 10)
+    assert (pool(far).lost, pool(far).launched) == ([], 1)
+    for _ in range(3):
+        cycle(far, 10)
+    assert (pool(far).lost, pool(far).launched, far.plan.replacements) == (["i-1"], 2, 2)
+    assert len(events(far, "worker_lost")) == 1
+
+
+def test_nobody_is_lost_while_the_queue_cannot_be_read_or_the_controller_slept(far: Controller) -> None:
+    pool(far).start(1)
+    online(far, "i-1")
+    far._events.failures = 0  # type: ignore[attr-defined]
+    receive = far._events.receive
+
+    def broken(*_: Any) -> Any:
+        raise ServiceError("cannot be reached", Fault("x", 500, "x", retryable=True))
+
+    far._events.receive = broken  # type: ignore[method-assign]
+    for _ in range(20):
+        cycle(far, 10)
+    far._events.receive = receive  # type: ignore[method-assign]
+    cycle(far, 10)
+    assert pool(far).lost == []
+    cycle(far, 3600)  # suspended
+    assert pool(far).lost == []
+    for _ in range(10):
+        cycle(far, 10)
+    assert pool(far).lost == ["i-1"]
+
+
+def test_a_worker_whose_machine_is_taken_is_replaced_at_once_and_one_that_is_idle_is_not(far: Controller) -> None:
+    pool(far).start(2)
+    online(far, "i-1", "i-2")
+    goodbye(far, "i-1", "idle")
+    assert pool(far).launched == 2
+    goodbye(far, "i-2", "spot")
+    assert pool(far).launched == 3
+    pool(far).gone = [Lost("i-2", "EC2 says Server.SpotInstanceTermination", [])]
+    cycle(far)
+    assert (pool(far).launched, events(far, "worker_lost")) == (3, [])
+
+
+def test_replacements_are_bounded(far: Controller) -> None:
+    pool(far).start(2)
+    for number in range(1, 6):
+        name = pool(far).names[-1]
+        online(far, name)
+        pool(far).gone = [Lost(name, f"EC2 says {number}", [])]
+        cycle(far)
+    assert pool(far).launched == 2 + 3
+    assert far._verdict is not None
+    assert far._verdict.reason == "too many workers were lost"
+
+
+def test_when_the_first_boots_all_fail_the_fleet_ends(far: Controller) -> None:
+    pool(far).start(2)
+    far._apply(BootstrapFailed(fleet_id=FLEET, instance_id="i-1", ts=now(), lines=["no disk"]))
+    pool(far).gone = [Lost("i-1", "it shut itself down", [])]
+    cycle(far)
+    assert (far._verdict, pool(far).launched) == (None, 2)  # the other one may come
+    pool(far).gone = [Lost("i-2", "EC2 says Server.InternalError", [])]
+    cycle(far)
+    assert far._verdict is not None
+    assert pool(far).launched == 2
+    assert (far._verdict.reason or "").startswith("no worker could start")
+    first, second = events(far, "bootstrap_failed")
+    assert "no disk" in first
+    assert "EC2 says Server.InternalError" in second
+
+
+def test_what_can_never_be_launched_ends_the_fleet_with_the_reason(far: Controller) -> None:
+    pool(far).refusal = CannotLaunch("the launch template is gone: run `make apply`")
+    far.start_workers()
+    assert far._verdict is not None
+    assert far._verdict.reason == "the launch template is gone: run `make apply`"
+
+
+def test_throttled_looks_are_said_once_and_end_nothing(far: Controller) -> None:
+    said: list[str] = []
+    far.view.note = said.append  # type: ignore[method-assign]
+    pool(far).start(1)
+    pool(far).trouble = ServiceError("EC2 throttles", Fault("RequestLimitExceeded", 503, "x", retryable=True))
+    for _ in range(12):
+        cycle(far, 15)
+    assert said == ["the workers: EC2 throttles; going on"]
+    assert (far._verdict, pool(far).names) == (None, ["i-1"])
+
+
+def test_more_workers_come_while_jobs_wait_and_all_are_busy(far: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool(far).start(1)
+    online(far, "i-1", running=("00000000000000aa",))
+    cycle(far)
+    assert pool(far).launched == 1
+    monkeypatch.setattr(far._jobs, "counts", lambda: module_counts(1))
+    cycle(far, 30)
+    assert pool(far).launched == 2
+    cycle(far, 30)
+    assert pool(far).launched == 2
+
+
+def module_counts(visible: int) -> Any:
+    from evalworker.queues import Counts
+
+    return Counts(visible, 0, 0)
+
+
+def test_expired_credentials_leave_the_fleet(far: Controller) -> None:
+    pool(far).start(1)
+    pool(far).trouble = EXPIRED
+    verdict = far.run()
+    assert (verdict.ending, verdict.reason) == ("left", str(EXPIRED))
+    assert (pool(far).stopped, pool(far).names) == ([], ["i-1"])
+    control = Control.from_json(far.storage.get(layout.control(FLEET)).body)
+    assert (control.state, control.controller) == ("running", "")
+
+
+def interrupt(far: Controller) -> None:
+    """Ctrl-C as the loop reaches the workers."""
+    ended = far.pool.ended
+
+    def once() -> list[Lost]:
+        far.pool.ended = ended  # type: ignore[method-assign]
+        signal.raise_signal(signal.SIGINT)
+        return []
+
+    far.pool.ended = once  # type: ignore[method-assign]
+
+
+def test_ctrl_c_leaves_and_a_second_one_stops(far: Controller) -> None:
+    pool(far).start(1)
+    interrupt(far)
+    assert far.run().ending == "left"
+    assert pool(far).names == ["i-1"]
+
+
+def test_a_second_ctrl_c_within_seconds_stops(far: Controller) -> None:
+    pool(far).start(1)
+    online(far, "i-1")
+    interrupt(far)
+
+    def again() -> None:
+        clock().sleeps = lambda: None
+        signal.raise_signal(signal.SIGINT)
+        goodbye(far, "i-1", "stopped")
+
+    clock().sleeps = again
+    assert far.run().ending == "cancelled"
+    assert pool(far).stopped == [False]
+
+
+def test_the_end_is_told_and_says_what_it_cost(far: Controller) -> None:
+    told: list[tuple[str, str]] = []
+    far.tell = lambda subject, text: told.append((subject, text))
+    assert far.close("its deadline passed").ending == "stopped"
+    assert told == [
+        (f"fleet {FLEET} has ended: stopped", "0 of 1 jobs and 0 of 1 samples completed; its deadline passed")
+    ]
+    (summary,) = events(far, "fleet_summary")
+    assert '"cost_usd":{"tokens":0.0,"machines":1.25,"note":"a note"}' in summary

@@ -1,0 +1,88 @@
+"""What the reaper decides: pure rules on what it sees."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from evalops.ec2 import reap
+from evalops.ec2.reap import FleetState, Thing, decide
+from evalworker.contract.wire import stamp
+
+NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
+FLEET = "2026-11-29-08-05-33-1a2b3c4d"
+
+
+def ago(**amount: float) -> datetime:
+    return NOW - timedelta(**amount)
+
+
+OLD = ago(hours=2)
+
+
+def instance(created: datetime = OLD, state: str = "running", **tags: str) -> Thing:
+    shown = {name.replace("_", "-"): value for name, value in tags.items()}
+    return Thing("instance", "i-1", created, {"inspect-fleet": "default"} | shown, state)
+
+
+RUNNING, ENDED = FleetState("running"), FleetState("ended")
+
+
+@pytest.mark.parametrize(
+    ("thing", "fleet", "action", "reason"),
+    [
+        (instance(fleet_id=FLEET, fleet_deadline=stamp(ago(hours=-1))), RUNNING, "keep", f"works for {FLEET} until"),
+        (instance(fleet_id=FLEET), ENDED, "mark", f"belongs to {FLEET}, which has ended; ended on the next pass"),
+        (instance(fleet_id=FLEET, fleet_deadline=stamp(ago(minutes=6))), RUNNING, "mark", "is past its deadline"),
+        (instance(fleet_id=FLEET, fleet_deadline=stamp(ago(minutes=4))), RUNNING, "keep", f"works for {FLEET}"),
+        (instance(fleet_id=FLEET), FleetState(None, missing=True), "mark", f"belongs to {FLEET}, of which nothing"),
+        (instance(fleet_id=FLEET), FleetState(None), "keep", f"belongs to {FLEET}, which could not be read"),
+        (instance(ago(minutes=9), fleet_id=FLEET), ENDED, "keep", "is only 9 min old"),
+        (instance(), ENDED, "keep", "is no worker of a fleet"),
+        (instance(fleet_id="../../x"), ENDED, "keep", "has a tag fleet-id that is no fleet's id"),
+        (Thing("volume", "vol-1", ago(hours=1), {}, "available"), RUNNING, "mark", "is a worker's disk"),
+        (Thing("volume", "vol-1", ago(minutes=1), {}, "available"), RUNNING, "keep", "is only 1 min old"),
+    ],
+)  # fmt: skip
+def test_a_first_pass_marks_and_ends_nothing(thing: Thing, fleet: FleetState, action: str, reason: str) -> None:
+    (decision,) = decide([thing], {FLEET: fleet}, NOW)
+    assert decision.action == action
+    assert decision.reason.startswith(reason)
+
+
+def marked(minutes: float) -> Thing:
+    return instance(fleet_id=FLEET, inspect_fleet_reap=stamp(ago(minutes=minutes)))
+
+
+def test_a_later_pass_ends_what_was_marked() -> None:
+    (decision,) = decide([marked(6)], {FLEET: ENDED}, NOW)
+    assert (decision.action, decision.reason.split(";")[0]) == ("end", f"belongs to {FLEET}, which has ended")
+
+
+def test_a_mark_must_have_stood_for_a_while() -> None:
+    (decision,) = decide([marked(2)], {FLEET: ENDED}, NOW)
+    assert (decision.action, decision.reason.endswith("marked 2 min ago, ended after 5 min")) == ("keep", True)
+
+
+def test_a_mark_is_taken_back_when_the_fleet_lives() -> None:
+    assert [each.action for each in decide([marked(60)], {FLEET: RUNNING}, NOW)] == ["unmark"]
+    again = instance(fleet_id=FLEET, inspect_fleet_reap="")
+    assert [each.action for each in decide([again], {FLEET: ENDED}, NOW)] == ["mark"]
+
+
+def test_what_is_gone_already_is_left_out() -> None:
+    gone = [instance(state=state, fleet_id=FLEET) for state in ("terminated", "shutting-down")]
+    assert decide(gone, {FLEET: ENDED}, NOW) == []
+
+
+def test_a_pass_ends_only_so_many() -> None:
+    found = decide([marked(6)] * (reap.MOST + 3), {FLEET: ENDED}, NOW)
+    assert [each.action for each in found] == ["end"] * reap.MOST + ["keep"] * 3
+    assert found[-1].reason.endswith(f"but a pass ends {reap.MOST} things")
+
+
+def test_uploads_go_by_age() -> None:
+    old, young = (Thing("upload", name, ago(hours=hours)) for name, hours in (("a", 25), ("b", 23)))
+    assert [(each.action, each.reason) for each in reap.uploads([old, young], NOW)] == [
+        ("end", "broke off 25 h ago"),
+        ("keep", "began 23 h ago"),
+    ]
