@@ -52,7 +52,10 @@ class Spend:
 
 @dataclass
 class JobState:
-    """One job. `attempt` is the newest one known, `base` the last one of earlier rounds; `done` its end, None while it goes on."""
+    """One job. `attempt` is the newest one known, `base` the last one of earlier rounds; `done` its end, None while it goes on.
+
+    `settled`: it is a shard, and the merge of its task has completed.
+    """
 
     spec: JobSpec
     attempt: int = 1
@@ -65,6 +68,7 @@ class JobState:
     retries_said: set[str] = field(default_factory=set)
     done: AttemptDone | None = None
     ending: AttemptDone | None = None
+    settled: bool = False
 
     @property
     def pair(self) -> Pair:
@@ -73,8 +77,21 @@ class JobState:
 
     @property
     def status(self) -> str:
-        """`open`, or how it ended: completed, failed, cancelled."""
+        """`open`, or how it ended: completed, failed, cancelled. How many errors are too many is asked of the whole task alone."""
+        if self.settled:
+            return "completed"
         return "open" if self.done is None else self.done.status
+
+    @property
+    def shard(self) -> str | None:
+        """Which shard of how many it is, as people count; None for a whole task."""
+        shard = self.spec.shard
+        return None if shard is None else f"{shard.index + 1}/{shard.of}"
+
+    @property
+    def name(self) -> str:
+        """Its task, and which part of it."""
+        return self.spec.name if self.shard is None else f"{self.spec.name} (shard {self.shard})"
 
 
 @dataclass(frozen=True)
@@ -241,6 +258,8 @@ class Ledger:
                 "metrics": done.metrics,
                 "round": self.round,
             }
+            | ({"shard": job.shard} if job.shard else {})
+            | ({"merged": len(job.spec.merges)} if job.spec.merges else {})
         )
         return events
 
@@ -248,6 +267,21 @@ class Ledger:
         self.ended.append(done)
         if done.status == "completed":
             self.passed.add(job.pair)
+            for shard in self.shards_of(job):
+                shard.settled = True
+
+    def shards_of(self, job: JobState) -> list[JobState]:
+        """The shards whose logs a job merges; none for any other."""
+        return [self.jobs[shard] for shard in job.spec.merges]
+
+    @property
+    def wholes(self) -> list[JobState]:
+        """The jobs that stand for a (task, model): all but shards."""
+        return [job for job in self.jobs.values() if job.spec.shard is None]
+
+    def parts_of(self, job: JobState) -> list[JobState]:
+        """A whole's shards and itself: what has been said and spent for it."""
+        return [*self.shards_of(job), job]
 
     # What it comes to
 
@@ -262,9 +296,11 @@ class Ledger:
 
     @property
     def samples(self) -> SampleCounts:
-        """Samples of the whole fleet: of ended jobs from their logs, of open ones from the stream."""
+        """Samples of the whole fleet: of ended jobs from their logs, of open ones from the stream; of shards, not of their merge."""
         total = completed = errored = 0
         for job in self.jobs.values():
+            if job.spec.merges:
+                continue
             if job.done is not None:
                 counts = job.done.samples
             else:
@@ -338,12 +374,21 @@ class Ledger:
         if round_ == 1:
             return self.open_jobs
         for job in self.jobs.values():
-            if job.done is not None and job.done.status != "completed":
+            if job.done is not None and job.status == "failed":
+                self._reopen_errored(job)
+        for job in self.jobs.values():
+            if job.done is not None and job.status != "completed":
                 job.done = None
             if job.done is None:
                 job.base = job.attempt
                 job.attempt += 1
         return self.open_jobs
+
+    def _reopen_errored(self, job: JobState) -> None:
+        """A merge that found too many errors in the whole: the shards that hold them run those samples again."""
+        for shard in self.shards_of(job):
+            if shard.done is not None and shard.done.samples.errored:
+                shard.done = None
 
 
 def _done_of(event: dict[str, Any]) -> AttemptDone:

@@ -85,17 +85,18 @@ def line_of(ledger: Ledger, workers: int, elapsed_s: float, waiting_for: str | N
 
 
 def results_table(ledger: Ledger) -> None:
-    """The table at the end, on stdout: a row per job, in the order of the plan."""
+    """The table at the end, on stdout: a row per (task, model), in the order of the plan."""
     columns = ["task", "model", "status", "scores", "completed", "errored", "total", "time", "tokens", "cost"]
     right = ["completed", "errored", "total", "time", "tokens", "cost"]
-    ui.table(columns, [_row(job) for job in ledger.jobs.values()], right=right)
+    ui.table(columns, [_row(job, ledger.parts_of(job)) for job in ledger.wholes], right=right)
 
 
-def _row(job: JobState) -> list[object]:
+def _row(job: JobState, parts: list[JobState]) -> list[object]:
     done = job.done
-    costs = [said.cost_usd for said in job.said.values()]
+    said = [each for part in parts for each in part.said.values()]
+    costs = [each.cost_usd for each in said]
     cost = sum(cost for cost in costs if cost is not None) if costs and None not in costs else None
-    tokens = sum(said.tokens for said in job.said.values())
+    tokens = sum(each.tokens for each in said)
     if done is None:
         return [
             job.spec.name,
@@ -118,7 +119,7 @@ def _row(job: JobState) -> list[object]:
         done.samples.completed,
         done.samples.errored,
         done.samples.total,
-        ui.seconds_text(job.spent_s),
+        ui.seconds_text(sum(part.spent_s for part in parts)),
         tokens,
         ui.money_text(cost),
     ]
