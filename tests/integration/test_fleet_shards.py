@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,43 @@ def test_a_sharded_run_that_was_interrupted_gives_the_dashboard_of_one_that_was_
     undisturbed = run(prepare(tmp_path / "undisturbed"), *given)
     assert undisturbed.code == 0, undisturbed.err
     assert dashboard(resumed) == dashboard(undisturbed)
+
+
+# Model connections of the whole fleet
+
+
+def test_connections_are_divided_over_the_running_jobs(tmp_path: Path) -> None:
+    folder = prepare(tmp_path)
+    given = ["tasks/slow.py", "-T", "n=24", "-T", "seconds=0", "--model", "scripted/good", "-M", "latency=1.5"]
+    with started(folder, *given, "--shards", "2", "--slots", "1", "--fleet-connections", "6") as (process, watcher):
+        watcher.wait(lambda events: sum(event["type"] == "result" for event in events) >= 2)
+        [path] = folder.glob("logs/fleet/*/control.json")
+        shares = json.loads(path.read_text())["connections"]
+        out, err = process.communicate(timeout=300)
+    fleet = ended(folder, process.returncode, out, err)
+    check(fleet)
+    assert fleet.code == 0, err
+    assert sorted(shares.values()) == [3, 3], shares
+    for end in fleet.of("job_done"):
+        if "shard" in end:
+            log = read_eval_log(str(fleet.storage_file(end["log"])))
+            calls = [e for s in log.samples or [] for e in s.events if e.event == "model"]
+            spans = [(e.completed - timedelta(seconds=e.output.time), e.completed) for e in calls]
+            assert most_at_once(spans) <= 3
+
+
+def most_at_once(spans: list[tuple[Any, Any]]) -> int:
+    """How many of these spans overlap at the most."""
+    edges = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
+    now = most = 0
+    for _, step in edges:
+        now += step
+        most = max(most, now)
+    return most
+
+
+def test_too_few_connections_are_refused(tmp_path: Path) -> None:
+    given = ["examples/arithmetic.py", "--model", "scripted/good", "--max-workers", "3", "--slots", "2"]
+    refused = run(prepare(tmp_path), *given, "--fleet-connections", "4")
+    assert refused.code == 2
+    assert "--fleet-connections 4 is less than the 6 jobs that may run at once" in refused.err

@@ -66,6 +66,7 @@ class Attempt:
         self.process: JobProcess | None = None
         self.heard = _Heard()
         self.share = 1
+        self.connections: int | None = None
         self.category: Category | None = None
         self._killed_for: Category | None = None
         self._tail: deque[bytes] = deque(maxlen=20)
@@ -79,14 +80,17 @@ class Attempt:
 
     # From other threads
 
-    def set_share(self, share: int) -> None:
-        """Change how many samples of this job may run at once; a canary runs one."""
+    def set_share(self, share: int, connections: int | None = None) -> None:
+        """Change how many samples of this job may run at once (a canary runs one), and how many model connections it may have.
+
+        Without a number of connections Inspect's own limits hold.
+        """
         if self.message.canary:
             share = 1
-        if share != self.share:
-            self.share = share
+        if (share, connections) != (self.share, self.connections):
+            self.share, self.connections = share, connections
             if self.process is not None:
-                self.process.tell(share=share)
+                self.process.tell(share=share, connections=connections)
 
     def adopt(self, received: Received) -> bool:
         """Go on under a new receipt when the queue has given this worker the same message again; False when it is over here."""
@@ -180,7 +184,7 @@ class Attempt:
         started = time.monotonic()
         kills = oom_kills()
         self.process = process = self.worker.launcher.start(self._order(log_dir))
-        process.tell(share=self.share)
+        process.tell(share=self.share, connections=self.connections)
         if self._killed_for is not None:
             process.stop()
         try:
@@ -243,6 +247,7 @@ class Attempt:
             path=self.worker.path,
             log_dir=str(log_dir),
             share=self.share,
+            connections=self.connections,
             canary=self.message.canary,
             hung_after_s=self.worker.control.limits.hung_after_s,
             on_hung=self.worker.control.limits.on_hung,

@@ -56,7 +56,12 @@ INTERNALS: dict[str, tuple[str, ...]] = {
     "inspect_ai.review._policy": ("ReviewPolicyConfig",),
     "inspect_ai.scorer._reducer": ("reducer_log_name",),
     "inspect_ai.scorer._scorer": ("unique_scorer_name",),
-    "inspect_ai.util._concurrency": ("DynamicSampleLimiter", "ResizableLimiter", "_task_sample_semaphores"),
+    "inspect_ai.util._concurrency": (
+        "DynamicSampleLimiter",
+        "ResizableLimiter",
+        "_concurrency_registry",
+        "_task_sample_semaphores",
+    ),
     "inspect_ai.util._display": ("init_display_type",),
     "inspect_ai.util._sandbox.docker.docker": ("task_project_name",),
 }
@@ -497,6 +502,23 @@ def set_sample_limit(n: int) -> int:
         else:
             limiter.limit = n
     return len(limiters)
+
+
+def set_connection_limit(n: int) -> int:
+    """Change how many calls of each model of this process may be under way; lowering never interrupts a call.
+
+    For evals with `max_connections` set. Must be called in the thread of the event loop that runs the eval. Returns the number of
+    models changed: one whose first call is still to come is not among them. Raises ValueError below 1.
+    """
+    if n < 1:
+        raise ValueError(f"a limit on connections must be at least 1, not {n}")
+    registry = _internal("inspect_ai.util._concurrency", "_concurrency_registry")
+    changed = 0
+    for key, limiter in list(registry._semaphores.items()):
+        if key.startswith("Model") and key.endswith("#static"):
+            limiter.concurrency = n
+            changed += 1
+    return changed
 
 
 def usage_so_far() -> dict[str, Any]:

@@ -69,6 +69,12 @@ def machine_options(command: Any) -> Any:
     help="Run each task in so many parts (default: as many as help); 1 divides none.",
 )
 @click.option("--shard-size", type=click.IntRange(1), help="Run each task in parts of so many samples.")
+@click.option(
+    "--fleet-connections",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Model connections of all running jobs together, divided over them as they come and go.",
+)
 @click.option("--run-id", type=RunId(), help="Resume this run: only what has not completed runs again.")
 @click.option("--new-fleet", is_flag=True, help="Start a fleet even if one with the same jobs is running.")
 @click.option("--force", is_flag=True, help="With --run-id: resume under another version of Inspect.")
@@ -150,6 +156,7 @@ def run_eval(ctx: click.Context, /, **options: Any) -> None:
         workers=options["max_workers"],
         concurrency=options["concurrency_per_worker"],
         slots=options["slots"],
+        connections=options["fleet_connections"],
         deadline=options["deadline"],
         job_timeout_s=options["job_timeout"].total_seconds() if options["job_timeout"] else None,
         hung_after_s=options["hung_after"].total_seconds(),
@@ -321,6 +328,11 @@ def _wish(options: dict[str, Any]) -> Wish:
     """What is known of shards before the tasks are: how many jobs will run at once."""
     workers = options["max_workers"] or DEFAULT_WORKERS
     slots = options["slots"] or (FAR_SLOTS if options["ec2"] else default_slots(workers))
+    if (connections := options["fleet_connections"]) is not None and connections < workers * slots:
+        fail(
+            f"--fleet-connections {connections} is less than the {workers * slots} jobs that may run at once, which need one each: "
+            "give more, or fewer --max-workers or --slots"
+        )
     return Wish(size=options["shard_size"], count=options["shards"], slots=workers * slots)
 
 

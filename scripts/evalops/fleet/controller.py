@@ -69,7 +69,8 @@ class Controller:
         self.inbox.store()
         self.staff.look_after()
         self.dispatch.cycle()
-        if fleet.every("beat", BEAT_S):
+        divided = fleet.connections.look(fleet.roster.workers, time.monotonic())
+        if fleet.every("beat", BEAT_S) or divided:
             self.heartbeat.beat()
         self.ending.react(self._guard() if fleet.verdict is None else None)
         fleet.view.show(fleet.ledger, fleet.pool.alive, fleet.waiting_for(), fleet.watch.rate_limited)

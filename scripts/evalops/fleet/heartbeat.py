@@ -36,6 +36,8 @@ class Heartbeat:
             "state": self._state or fleet.control.state,
             "rate_limited": fleet.watch.rate_limited,
             "waiting_for": fleet.waiting_for() or fleet.watch.waits or None,
+            "connections": fleet.connections.shares,
+            "pressure": fleet.watch.pressure,
         }
         control = fleet.control.model_copy(update=said)
         with fleet.surviving("storage"):
