@@ -56,6 +56,14 @@ def test_a_sharded_fleet_says_what_any_fleet_says(sharded: Fleet) -> None:
     assert {(event["sample_id"], event["epoch"]) for event in told} == {(n, e) for n in range(1, 6) for e in (1, 2)}
 
 
+def test_what_the_tasks_took_is_kept_for_the_next_fleet(sharded: Fleet) -> None:
+    [path] = (sharded.folder / "logs" / "fleet" / "timings").glob("*.json")  # the other task has failed
+    timing = json.loads(path.read_text())
+    assert (timing["task"], timing["model"]) == ("examples/choices.py@choices", "scripted/mixed")
+    spent = [end["duration_s"] for end in sharded.of("job_done", task="choices") if "shard" in end]
+    assert (timing["samples"], timing["seconds_per_sample"]) == (10, pytest.approx(sum(spent) / 10, abs=1e-3))
+
+
 def test_results_are_those_of_a_plain_run(sharded: Fleet) -> None:
     folder = sharded.folder / "plain"
     command = ["inspect", "eval", "examples/choices.py", "tasks/metric_cases.py@error_in_one_epoch"]

@@ -5,7 +5,7 @@ Who re-queues what is said in design, section 5.
 
 import time
 
-from evalops.fleet import job_ends
+from evalops.fleet import job_ends, placement
 from evalops.fleet.fleet import Due, Fleet
 from evalops.fleet.inbox import Inbox
 from evalops.fleet.ledger import JobState
@@ -33,7 +33,16 @@ class Dispatch:
         fleet = self._fleet
         fleet.watch.hold(fleet.control)
         jobs = fleet.watch.canaries(fleet.control) or fleet.ledger.open_jobs
-        fleet.jobs.send([self._message(job).to_json() for job in jobs if self._merges.ready(job)])
+        self._send(self._placed([job for job in jobs if self._merges.ready(job)]))
+
+    def _send(self, jobs: list[JobState]) -> None:
+        self._fleet.jobs.send([self._message(job).to_json() for job in jobs])
+
+    def _placed(self, jobs: list[JobState]) -> list[JobState]:
+        """The longest first; one worker takes them as they were named, for there is nobody who could finish before it."""
+        if self._fleet.plan.workers == 1 or len(jobs) < 2:
+            return jobs
+        return placement.longest_first(jobs, placement.read(self._fleet.storage, jobs))
 
     def schedule(self, job: JobState, delay_s: float) -> None:
         """Send a message for this job's attempt later."""
@@ -62,9 +71,8 @@ class Dispatch:
 
     def _send_due(self) -> None:
         fleet = self._fleet
-        for job in fleet.watch.release(fleet.control):
-            if self._merges.ready(job):
-                self.schedule(job, 0)
+        for job in self._placed([job for job in fleet.watch.release(fleet.control) if self._merges.ready(job)]):
+            self.schedule(job, 0)
         for job in self._merges.release():
             self._begin_merge(job)
         for due in [due for due in fleet.due if due.at <= time.monotonic()]:

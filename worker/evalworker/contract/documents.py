@@ -219,6 +219,18 @@ class MachineBook(Wire):
     machines: list[MachineRecord] = []
 
 
+class Timing(Wire):
+    """What one (task, model) took the last time that a fleet ran it whole: seconds of its jobs, over its samples (× epochs)."""
+
+    type: Literal["timing"] = "timing"
+    task: str
+    model: str
+    seconds_per_sample: float
+    samples: int
+    fleet_id: str
+    as_of: datetime
+
+
 class JobDone(Wire):
     """A job has ended for one round. Created once: by the worker that ended it, or by the controller for cancelled jobs."""
 
