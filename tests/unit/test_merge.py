@@ -128,6 +128,25 @@ def test_a_public_task_with_a_model_gives_the_same(tmp_path: Path) -> None:
     assert usage[0] == usage[1]
 
 
+def test_a_shards_selection_is_looked_up_and_any_other_is_matched(monkeypatch: pytest.MonkeyPatch) -> None:
+    from inspect_ai._eval import eval_set_manifest
+    from inspect_ai._eval.task import util
+    from inspect_ai.dataset import MemoryDataset, Sample
+
+    for module in (util, eval_set_manifest):
+        monkeypatch.setattr(module, "sample_id_filter", module.sample_id_filter)  # given back after the test
+    ids: list[int | str] = ["a[1]", "a1", "*", "?x", "a:b", "007", 8, 19]
+    dataset = MemoryDataset([Sample(id=each, input="x") for each in ids])
+    for chosen in (["a[1]", "*", 8], ["a:b", "007"]):
+        matched = [sample.id for sample in util.slice_dataset(dataset, None, internals.exact_selection(chosen))]
+        assert matched == chosen
+        internals.select_fast(chosen)
+        looked_up = util.slice_dataset(dataset, None, internals.exact_selection(chosen))
+        assert [sample.id for sample in looked_up] == chosen
+        assert [sample.id for sample in util.slice_dataset(dataset, None, ["a*"])] == ["a[1]", "a1", "a:b"]
+        assert eval_set_manifest.samples_selected(dataset, None, internals.exact_selection(chosen)) == len(chosen)
+
+
 def some_shards(folder: Path, name: str = "one_error", **more: Any) -> list[Path]:
     return [run(folder / str(n), [name], sample_id=list(range(n + 1, 10, 3)), **more)[name] for n in range(SHARDS)]
 

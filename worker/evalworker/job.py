@@ -310,6 +310,7 @@ def selection_of(spec: JobSpec) -> dict[str, Any]:
         return {}
     from evalworker import inspect_internals
 
+    inspect_internals.select_fast(spec.shard.ids)
     return {"sample_id": inspect_internals.exact_selection(spec.shard.ids), "limit": None, "sample_shuffle": None}
 
 

@@ -116,8 +116,9 @@ class Streaming:
         """A shard runs exactly its own samples, or nothing: Inspect takes ids for patterns, and a dataset may have changed."""
         if self.selection is None or sorted(map(canonical, selected)) == sorted(map(canonical, self.selection)):
             return
-        missing = [each for each in self.selection if each not in selected]
-        strange = [each for each in selected if each not in self.selection]
+        there, wanted = set(map(canonical, selected)), set(map(canonical, self.selection))
+        missing = [each for each in self.selection if canonical(each) not in there]
+        strange = [each for each in selected if canonical(each) not in wanted]
         named = f"{missing[:3]} are not there" if missing else f"{strange[:3]} are not of it"
         self.wrong_selection = (
             f"the task's dataset is not what it was when the run was planned: of the {len(self.selection)} samples of this "
