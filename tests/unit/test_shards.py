@@ -8,8 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalops import planner
+from evalops.fleet.ledger import Ledger
+from evalops.fleet.merges import Merges
 from evalops.shards import LEAST, Wish, divide, how_many
-from evalworker.contract.documents import JobSpec, total_samples, wholes
+from evalworker.contract.documents import JobSpec, Shard, total_samples, wholes
+from evalworker.contract.failures import Category
+from evalworker.contract.messages import AttemptDone, SampleCounts
+from evalworker.contract.wire import now
 
 CASES = "metric_cases.py"
 FOLDER = Path(__file__).parents[1] / "tasks"
@@ -78,3 +83,102 @@ def test_what_cannot_be_divided_stays_whole_and_is_said_when_it_was_asked_for() 
     assert [job.shard is None for job in jobs] == [True, False, False, False, True]
     assert said == ["stops_early is not run in shards: it decides by the samples that have run which ones still run"]
     assert len(planned("stops_early", wish=None)[0]) == 1
+
+
+# What becomes of them in a fleet
+
+
+def ledger_of(count: int = 2, round_: int = 1) -> tuple[Ledger, list[JobSpec]]:
+    common: dict[str, Any] = {"task": "t.py@t", "name": "t", "model": "m/m"}
+    shards = [
+        JobSpec(job_id=f"{n:016x}", samples=2, shard=Shard(index=n, of=count, ids=[n, n + count]), **common)
+        for n in range(count)
+    ]
+    whole = JobSpec(
+        job_id="f" * 16,
+        samples=2 * count,
+        merges=[each.job_id for each in shards],
+        ids=list(range(2 * count)),
+        **common,
+    )
+    return Ledger([*shards, whole], round_), [*shards, whole]
+
+
+def end(
+    spec: JobSpec, status: str = "completed", *, errored: int = 0, log: bool = True, round_: int = 1
+) -> AttemptDone:
+    return AttemptDone(
+        fleet_id="2026-11-29-14-05-33-1a2b3c4d", instance_id="w", ts=now(), round=round_, job_id=spec.job_id, attempt=1, status=status,
+        ended=True, duration_s=1.0, samples=SampleCounts(total=spec.samples, completed=spec.samples - errored, errored=errored),
+        failure_category=None if status == "completed" else Category.TASK_ERROR, error_summary="why", log="x.eval" if log else None,
+    )  # fmt: skip
+
+
+def conclude(ledger: Ledger, done: AttemptDone) -> dict[str, Any]:
+    ledger.attempt(done)
+    return ledger.conclude(done)[-1]
+
+
+def test_a_merge_is_released_once_when_its_last_shard_has_ended() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    merges = Merges(ledger)
+    assert (merges.held(), merges.release()) == ({whole.job_id}, [])
+    assert conclude(ledger, end(first))["shard"] == "1/2"
+    assert merges.release() == []
+    conclude(ledger, end(second, "failed", errored=1))
+    assert [job.spec for job in merges.release()] == [whole]
+    assert (merges.held(), merges.release()) == (set(), [])
+    assert Merges(ledger).release() == []  # a controller that takes over finds it sent
+
+
+def test_samples_count_once_and_the_merge_speaks_for_the_whole() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    conclude(ledger, end(first))
+    conclude(ledger, end(second, errored=1))
+    said = conclude(ledger, end(whole, errored=1))
+    assert (said["merged"], ledger.samples.total, ledger.samples.errored) == (2, 4, 1)
+    assert [job.spec for job in ledger.wholes] == [whole]
+    assert [job.name for job in ledger.jobs.values()] == ["t (shard 1/2)", "t (shard 2/2)", "t"]
+
+
+def test_a_failed_shard_is_settled_by_a_merge_that_completed() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    conclude(ledger, end(first, "failed", errored=2))
+    conclude(ledger, end(second))
+    assert ledger.count("completed") == 1
+    conclude(ledger, end(whole, errored=2))
+    assert ledger.count("completed") == 3
+    assert ledger.new_round(2) == []
+
+
+def test_a_merge_that_failed_opens_the_shards_with_errors_again() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    conclude(ledger, end(first, errored=1))
+    conclude(ledger, end(second))
+    conclude(ledger, end(whole, "failed", errored=1))
+    assert [job.spec for job in ledger.new_round(2)] == [first, whole]
+    assert Merges(ledger).held() == {whole.job_id}
+
+
+def test_without_a_single_log_there_is_nothing_to_merge() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    merges = Merges(ledger)
+    conclude(ledger, end(first, "failed", log=False))
+    assert merges.hopeless(ledger.jobs[whole.job_id]) is None  # the other one may still leave one
+    conclude(ledger, end(second, "failed", log=False))
+    hopeless = merges.hopeless(ledger.jobs[whole.job_id])
+    assert hopeless is not None
+    assert hopeless.spec == first
+
+
+def test_a_replayed_stream_gives_the_same_state() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    events = [
+        {"type": "fleet_start", "round": 1},
+        *(conclude(ledger, done) for done in (end(first, "failed", errored=2), end(second), end(whole, errored=2))),
+    ]
+    again, _ = ledger_of()
+    for event in events:
+        again.replay({"fleet_id": "2026-11-29-14-05-33-1a2b3c4d", "ts": now().isoformat()} | event)
+    assert [job.status for job in again.jobs.values()] == ["completed"] * 3
+    assert again.open_jobs == []
