@@ -3,14 +3,17 @@
 import json
 import zipfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from click.testing import CliRunner
 from inspect_ai import eval as inspect_eval
 from inspect_ai import eval_set
 from inspect_ai._cli.log import log_command
+from inspect_ai._view import common as view
 from inspect_ai.analysis import evals_df, samples_df
 from inspect_ai.log import (
     EvalLog,
@@ -233,6 +236,10 @@ def test_readers_take_a_merged_log(bench: Bench, tmp_path: Path) -> None:
     assert list(frame["completed_samples"]) == [9]
     assert sorted(samples_df(str(tmp_path), quiet=True)["id"]) == sorted(bench.tasks["odd_ids"].ids)
     assert read_eval_log_sample(str(merged.path), "a[1]", 1).id == "a[1]"
+    shown = anyio.run(partial(view.get_logs, str(tmp_path), recursive=True, fs_options={}))
+    assert shown is not None
+    assert [Path(each.name).name for each in shown.files] == [merged.path.name]
+    assert anyio.run(view.get_log_file, str(merged.path), "0") is not None
     dump = CliRunner().invoke(log_command, ["dump", str(merged.path)])
     assert dump.exit_code == 0, dump.output
     assert len(json.loads(dump.output)["samples"]) == 9
