@@ -21,6 +21,7 @@ from evalops.ec2.pool import BOOT_S, GRACE_S, LEAVE_S, LOOK_S, Ec2Pool, Identity
 from evalops.ec2.prices import Prices
 from evalops.ec2.reaper import Reaper
 from evalops.fleet import lanes, submit
+from evalops.fleet.request import Request
 from evalops.fleet.workers import CannotLaunch
 from evalops.settings import Settings
 from evalops.ui import Failure
@@ -525,7 +526,7 @@ def test_who_waits_for_a_lane_gets_the_next_one_with_a_whole_deadline(
     stored = world.storage.get(layout.control(OTHER))
     control = Control.from_json(stored.body)
     ask = (settings(world), world.storage)
-    begun = submit.Request(queues="estate", deadline=timedelta(minutes=30))
+    begun = Request(queues="estate", deadline=timedelta(minutes=30))
     with pytest.raises(Failure, match=f"no lane is free .lane-01: {FLEET[:-1]}0 of bob until"):
         submit._lane(*ask, begun, manifest, control, stored.etag)
     stored = world.storage.get(layout.control(OTHER))
