@@ -208,7 +208,7 @@ class Controller:
         try:
             yield
         except ServiceError as error:
-            if error.credentials and self.pool.stays:
+            if error.credentials:
                 raise Left(str(error)) from error
             sentence = f"{what}: {error}"
             if sentence not in self._troubles:
@@ -366,6 +366,7 @@ class Controller:
             attempt=job.attempt,
             base=job.base,
             canary=job in self.watch.canaries(self.control),
+            avoid=job.failed_on,
         )
 
     def _schedule(self, job: JobState, delay_s: float) -> None:
