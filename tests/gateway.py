@@ -9,6 +9,7 @@ import http.client
 import json
 import re
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -82,8 +83,7 @@ def gateway(endpoint: str, **services: str) -> Iterator[Gateway]:
         gate = Gateway("")
         upstream = staticmethod(lambda service: services.get(service, endpoint))
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), Handler)
     Handler.gate.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -91,6 +91,15 @@ def gateway(endpoint: str, **services: str) -> Iterator[Gateway]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Whoever was killed hears no answer."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""An S3 for chaos runs: `ministack` as a process of its own, ended with the test."""
+"""AWS emulators for chaos runs, each as a process of its own on a free port of loopback, ended with the test."""
 
 import contextlib
 import os
@@ -14,14 +14,33 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def ministack() -> Iterator[str]:
-    """Start a server on a free port of loopback and yield its URL."""
+    """S3 and SQS, fast; its URL."""
+    port = _free_port()
+    settings = {"BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "SFTP_ENABLED": "0"}
+    with _serving([str(Path(sys.executable).parent / "ministack")], port, settings) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def moto() -> Iterator[str]:
+    """S3, SQS and EC2; its URL."""
+    port = _free_port()
+    with _serving([str(Path(sys.executable).parent / "moto_server"), "-H", "127.0.0.1", "-p", str(port)], port) as url:
+        yield url
+
+
+def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _serving(command: list[str], port: int, settings: dict[str, str] | None = None) -> Iterator[str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
     process = subprocess.Popen(
-        [str(Path(sys.executable).parent / "ministack")],
-        env=environment | {"BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "SFTP_ENABLED": "0"},
+        command,
+        env=kept | (settings or {}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -74,10 +74,14 @@ class Box:
 
 @dataclass
 class Fleets:
-    """A running bench. `boxes` are the containers by instance, `files` what is put into each before it boots."""
+    """A running bench. `boxes` are the containers by instance, `files` what is put into each before it boots.
+
+    `endpoint`: where instances and commands find AWS.
+    """
 
     estate: Estate
     image: str
+    endpoint: str
     name: str = "default"
     files: dict[str, str] = field(default_factory=dict)
     boxes: dict[str, Box] = field(default_factory=dict)
@@ -91,7 +95,7 @@ class Fleets:
         """What `ct` needs to use this account; `who` stands for its credentials in the emulator's record."""
         foreign = ("S3_", "INSPECT_")
         kept = {k: v for k, v in self.estate.environment(who).items() if not k.startswith(foreign)}
-        return kept | {"INSPECT_FLEET_NAME": self.name}
+        return kept | {"INSPECT_FLEET_NAME": self.name, "AWS_ENDPOINT_URL": self.endpoint}
 
     def instances(self, *states: str) -> list[dict[str, Any]]:
         """The estate's workers in these states (all: no state given)."""
@@ -117,9 +121,7 @@ class Fleets:
             launched=found["LaunchTime"],
         )
         over = contextlib.ExitStack()
-        instance = over.enter_context(
-            instance_bench.instance(self.image, metadata, self.estate.emulator.url, self.files)
-        )
+        instance = over.enter_context(instance_bench.instance(self.image, metadata, self.endpoint, self.files))
         end = subprocess.Popen(["docker", "wait", instance.container], stdout=subprocess.DEVNULL)
         return Box(instance, over, end)
 
@@ -135,9 +137,12 @@ def _tags(found: dict[str, Any]) -> dict[str, str]:
 
 
 @contextmanager
-def serving(estate: Estate, image: str) -> Iterator[Fleets]:
-    """An applied estate whose instances live while the block runs, and boot a container image as their AMI."""
-    bench = Fleets(estate, image)
+def serving(estate: Estate, image: str, endpoint: str | None = None) -> Iterator[Fleets]:
+    """An applied estate whose instances live while the block runs, and boot a container image as their AMI.
+
+    `endpoint`: of a gateway before the emulator.
+    """
+    bench = Fleets(estate, image, endpoint or estate.emulator.url)
     ssm, parameter = estate.client("ssm", "bench"), f"/inspect-fleet/{bench.name}/image/x86_64"
     stock = ssm.get_parameter(Name=parameter)["Parameter"]["Value"]
     ami = bench.ec2.register_image(Name=f"bench-{os.getpid()}", Architecture="x86_64", RootDeviceName="/dev/xvda")

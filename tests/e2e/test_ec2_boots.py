@@ -14,12 +14,15 @@ from image_fixtures import Built
 from terraform_bench import Estate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "chaos"))
 
 import fleets
+from ec2_storm import Ec2Storm
 
 import iam_calls
 from evalops.fleet import lanes
 from evalworker.storage.s3 import S3Storage
+from gateway import Gateway, gateway
 
 pytest_plugins = ("image_fixtures",)
 
@@ -39,9 +42,16 @@ WORKERS = ("--ec2", "--max-workers", "2", "--slots", "1", "--concurrency-per-wor
 
 
 @pytest.fixture
-def bench(applied: Estate, built: Built) -> Iterator[Fleets]:
+def gate(applied: Estate) -> Iterator[Gateway]:
+    """All that instances and commands say to AWS goes through it."""
+    with gateway(applied.emulator.url) as made:
+        yield made
+
+
+@pytest.fixture
+def bench(applied: Estate, built: Built, gate: Gateway) -> Iterator[Fleets]:
     """The estate with instances that live; what a test stores does not stay."""
-    with fleet_bench.serving(applied, built.image) as serving:
+    with fleet_bench.serving(applied, built.image, gate.endpoint) as serving:
         storage = storage_of(serving)
         before = {info.key for info in storage.list("")}
         yield serving
@@ -49,9 +59,18 @@ def bench(applied: Estate, built: Built) -> Iterator[Fleets]:
             storage.delete(key)
 
 
-def storage_of(bench: Fleets) -> S3Storage:
+def bucket_of(bench: Fleets) -> str:
     parameter = bench.estate.client("ssm").get_parameter(Name=f"/inspect-fleet/{bench.name}/config")
-    return S3Storage(json.loads(parameter["Parameter"]["Value"])["bucket"], client=bench.estate.client("s3"))
+    return str(json.loads(parameter["Parameter"]["Value"])["bucket"])
+
+
+def storage_of(bench: Fleets) -> S3Storage:
+    return S3Storage(bucket_of(bench), client=bench.estate.client("s3"))
+
+
+def aws_of(environment: dict[str, str], **more: str) -> dict[str, str]:
+    """The part of an environment that says which AWS there is."""
+    return {name: value for name, value in environment.items() if name.startswith(("AWS_", "INSPECT_"))} | more
 
 
 def wait_until(what: Callable[[], Any], timeout: float = 120) -> Any:
@@ -65,8 +84,7 @@ def wait_until(what: Callable[[], Any], timeout: float = 120) -> Any:
 def test_two_machines_boot_one_is_taken_back_and_one_dies(bench: Fleets, tmp_path: Path) -> None:
     folder = fleets.prepare(tmp_path / "here")
     environment = bench.environment("fleet-ec2")
-    aws = {name: value for name, value in environment.items() if name.startswith(("AWS_", "INSPECT_"))}
-    with fleets.started(folder, *RUN, *WORKERS, **aws) as (process, watcher):
+    with fleets.started(folder, *RUN, *WORKERS, **aws_of(environment)) as (process, watcher):
 
         def both_work(events: list[dict[str, Any]]) -> bool:
             results = [event for event in events if event["type"] == "result"]
@@ -126,3 +144,23 @@ def test_a_terminated_instance_shuts_its_machine_down(bench: Fleets) -> None:
     wait_until(lambda: box.instance.exec("systemctl", "is-active", "docker", check=False).strip() == "active")
     bench.ec2.terminate_instances(InstanceIds=[born["InstanceId"]])
     wait_until(lambda: box.poll() is not None)
+
+
+def test_machines_die_on_an_aws_that_fails_and_doubles(bench: Fleets, gate: Gateway, tmp_path: Path) -> None:
+    """One seed of the storm over fleets on EC2 with whole machines; `tests/chaos` plays it with processes."""
+    environment = fleets.environment(tmp_path, **aws_of(bench.environment("storm"), S3_BUCKET_NAME=bucket_of(bench)))
+    storm = Ec2Storm(
+        101,
+        tmp_path,
+        environment,
+        kills=4,
+        machines=bench.boxes,
+        gate=gate,
+        running=lambda: bench.instances("pending", "running"),
+        pause_s=(8.0, 16.0),
+    )
+    storm.run()
+    assert storm.killed
+    wait_until(lambda: all(box.poll() is not None for box in bench.boxes.values()))
+    assert gate.faults is not None
+    print(f"{len(storm.killed)} machines killed, {gate.faults.failed} of {len(gate.calls)} answers failed")
