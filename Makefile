@@ -70,7 +70,7 @@ report: $(ENV) ## Write a run's HTML report
 
 .PHONY: test
 test: $(ENV) ## Unit and integration tests; need no Docker and no AWS
-	$(PYTEST) tests/unit tests/integration -n auto --dist loadfile
+	$(PYTEST) tests/integration tests/unit -n 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: lint
 lint: $(ENV) ## Style, types, Terraform's format, shell scripts
