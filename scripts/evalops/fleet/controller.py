@@ -52,6 +52,8 @@ class Controller:
                 return self.ending.finish()
         except Left as left:
             return self.ending.leave(str(left))
+        finally:
+            self.inbox.stop()
 
     def close(self, reason: str) -> Verdict:
         """End a fleet that nobody drives any more: take what its workers have said, cancel what is open, write the summary."""

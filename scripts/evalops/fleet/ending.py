@@ -133,7 +133,8 @@ class Ending:
         handing_over = fleet.roster.any_online if fleet.pool.stays else fleet.pool.alive
         if handing_over and not self._at_once and waited < STOP_PATIENCE_S + FAR_S * fleet.pool.stays:
             return
-        self._inbox.store(at_once=True)
+        with fleet.surviving("storage"):
+            self._inbox.store_all()
         with fleet.surviving("the event queue"):
             if fleet.events.counts().total and waited < STOP_PATIENCE_S + EVENTS_RETURN_S:
                 return  # what an earlier controller had received and not stored comes back first
@@ -148,7 +149,7 @@ class Ending:
         """Go: what was heard is stored if it can be, and the fleet runs on."""
         fleet = self._fleet
         try:
-            fleet.events.delete(fleet.stream.store())
+            self._inbox.store_all()
             self._heartbeat.fall_silent()
         except (ServiceError, Changed, Fenced):
             pass  # what is not stored comes again from the queue
@@ -162,7 +163,7 @@ class Ending:
         fleet.stream.append([self._summary(verdict)])
         fleet.view.show(fleet.ledger, fleet.pool.alive, force=True)
         fleet.view.end()
-        fleet.insist("storage", lambda: fleet.events.delete(fleet.stream.store()))
+        fleet.insist("storage", self._inbox.store_all)
         end = time.monotonic() + INSIST_S
         self._heartbeat.beat("ended")
         while fleet.control.state != "ended" and time.monotonic() < end:  # workers and queues wait for this word
@@ -218,6 +219,8 @@ class Ending:
         fleet = self._fleet
         if fleet.lane.endpoint is not None:
             return
+        with fleet.surviving("the event queue"):
+            self._inbox.discard()
         end = time.monotonic() + DRAIN_S
         for queue in (fleet.jobs, fleet.events, fleet.dead):
             with fleet.surviving(f"the queue {queue.name}"):
