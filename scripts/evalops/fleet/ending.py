@@ -32,6 +32,9 @@ FAR_S = 30.0
 EVENTS_RETURN_S = 75.0
 """How long messages that a killed controller had received stay away: the events queue's visibility timeout, and some more."""
 
+RELEASE_TRIES = 3
+"""How often the lane is given back: nobody else has it until the deadline otherwise."""
+
 DRAIN_S = 30.0
 """The longest that the end of a fleet spends on emptying its lane."""
 
@@ -171,8 +174,10 @@ class Ending:
         with fleet.surviving("the workers"):  # what does not end here sees the end in control.json, or is reaped
             fleet.pool.stop(now=self._at_once)
         self._empty_lane()
-        with fleet.surviving("the lane"):  # past the deadline it is anybody's
-            lanes.release(fleet.storage, fleet.lane)
+        for _ in range(RELEASE_TRIES):  # past the deadline it is anybody's
+            with fleet.surviving("the lane"):
+                lanes.release(fleet.storage, fleet.lane)
+                break
         fleet.stream.close()
         fleet.announce(f"has ended: {verdict.ending}", self._in_short(verdict))
         return verdict

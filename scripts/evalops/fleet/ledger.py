@@ -71,6 +71,7 @@ class JobState:
     Attributes:
         said: the results that stand in the stream; empty once the job has completed. `errored` counts those with an error.
         paid, repeated: other executions, whose cost was counted, or whose result was written and has been replaced.
+        failed_on: the worker on which an attempt failed that is tried again.
         sealed: what is left of all that once the job has completed.
     """
 
@@ -86,6 +87,7 @@ class JobState:
     retries_said: set[str] = field(default_factory=set)
     done: AttemptDone | None = None
     ending: AttemptDone | None = None
+    failed_on: str | None = None
     sealed: Sealed | None = None
 
     @property
@@ -250,6 +252,7 @@ class Ledger:
         if done.canary and done.status == "completed":
             self._canary_passed(job, done.attempt)
             return Outcome([self._attempt_event(job, done, None)])
+        job.failed_on = done.instance_id
         delay = done.retry_after_s or 0.0
         return Outcome([self._attempt_event(job, done, delay)], Retry(done.job_id, job.attempt, delay))
 
@@ -401,6 +404,7 @@ class Ledger:
             self._canary_passed(job, event["attempt"])
         elif event["retry_in_s"] is not None:
             job.attempt = max(job.attempt, event["attempt"] + 1)
+            job.failed_on = event["instance_id"]
 
     def new_round(self, round_: int) -> list[JobState]:
         """Go on after a replay as round `round_`: what has not completed is open again. Returns the open jobs.
