@@ -31,7 +31,7 @@ SLOW = (
     "-T",
     "n=8",
     "-T",
-    "seconds=4",
+    "seconds=2",
     "--concurrency-per-worker",
     "1",
     "--model",

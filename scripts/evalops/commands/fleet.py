@@ -166,10 +166,7 @@ def _worker_state(sight: look.Sight, worker: look.WorkerRow) -> str:
 
 
 def _job_row(job: Any) -> list[object]:
-    errored = sum(said.errored for said in job.said.values())
-    counts = (len(job.said) - errored, errored, job.spec.samples)
-    if job.done is not None:
-        counts = (job.done.samples.completed, job.done.samples.errored, job.done.samples.total)
+    counts = (job.counts.completed, job.counts.errored, job.counts.total)
     shown = job.status
     if job.done is not None and job.done.failure_category not in (None, job.status):
         shown += f": {job.done.failure_category}"

@@ -93,9 +93,7 @@ def results_table(ledger: Ledger) -> None:
 
 def _row(job: JobState) -> list[object]:
     done = job.done
-    costs = [said.cost_usd for said in job.said.values()]
-    cost = sum(cost for cost in costs if cost is not None) if costs and None not in costs else None
-    tokens = sum(said.tokens for said in job.said.values())
+    cost, tokens = job.cost_usd, job.tokens
     if done is None:
         return [
             job.spec.name,
