@@ -179,7 +179,7 @@ class Attempt:
     def _try_once(self) -> None:
         log_dir = self._dir / "logs"
         log_dir.mkdir(parents=True)
-        partials.fetch(self.worker.storage, self.message.fleet_id, self.spec.job_id, log_dir, self._published_name())
+        self._fetch(log_dir)
         started = time.monotonic()
         kills = oom_kills()
         self.process = process = self.worker.launcher.start(self._order(log_dir))
@@ -211,6 +211,14 @@ class Attempt:
             self._hand_over()
         else:
             self._conclude(ending, category, time.monotonic() - started)
+
+    def _fetch(self, log_dir: Path) -> None:
+        """Bring what the job starts from: an earlier attempt's log, or the logs that it merges."""
+        storage, fleet_id = self.worker.storage, self.message.fleet_id
+        if self.spec.merges:
+            partials.fetch_shards(storage, fleet_id, self.spec.merges, self._dir / job.SHARDS)
+        else:
+            partials.fetch(storage, fleet_id, self.spec.job_id, log_dir, self._published_name())
 
     def _try_again(self) -> None:
         self.heard = _Heard()
@@ -391,6 +399,7 @@ class Attempt:
             log_name=Path(said.log_path).name if said.log_path else None,
             digest=said.digest,
             canary=self.message.canary,
+            shard=self.spec.shard is not None,
         )
 
     def _post_and_delete(self, done: AttemptDone) -> None:

@@ -35,6 +35,9 @@ LOOK = b"l"
 END_FILE = "end.json"
 """Beside the log directory: the `JobEnd` of a job whose code has closed the pipe to the agent."""
 
+SHARDS = "shards"
+"""Beside the log directory: the logs that a merging job starts from, named by their jobs."""
+
 EXIT_UNSAFE_FORK = 79
 """The server had more than one thread when it forked this job: the agent starts it again without forking."""
 
@@ -242,6 +245,10 @@ def _run(order: Order, line: AgentLine) -> tuple[JobEnd, int]:
     from evalworker.results import Origin, best_log
 
     spec = order.spec
+    if spec.merges:
+        from evalworker import merge_job
+
+        return merge_job.run(order, line)
     origin = Origin(order.fleet_id, order.round, spec.job_id, order.attempt, spec.name, spec.model, order.instance_id)
 
     def post(done: SampleDone) -> None:
@@ -253,6 +260,7 @@ def _run(order: Order, line: AgentLine) -> tuple[JobEnd, int]:
     log_dir = Path(order.log_dir)
     before = best_log(log_dir)
     streaming = streamer.Streaming(origin, post, None, canary=order.canary)
+    streaming.selection = spec.shard.ids if spec.shard else None
     failure: BaseException | None = None
     try:
         arguments = decode(order.arguments)
@@ -263,7 +271,7 @@ def _run(order: Order, line: AgentLine) -> tuple[JobEnd, int]:
             "model": decode({"model": order.model})["model"],
             "log_dir": order.log_dir,
             "max_samples": min(order.share, ceiling or order.share),
-        }
+        } | selection_of(spec)
         prices.introduce(prices.read(arguments.get(prices.ARGUMENT)))
         streaming.last_try = tries_allowed(arguments)
         share = Share(streaming, inspect_internals.set_sample_limit, arguments["max_samples"], ceiling)
@@ -281,6 +289,15 @@ def _run(order: Order, line: AgentLine) -> tuple[JobEnd, int]:
         streamer.start(None)
     end, status = _report(order, streaming, failure, before, post)
     return end, status
+
+
+def selection_of(spec: JobSpec) -> dict[str, Any]:
+    """What a shard tells `eval_set` instead of the run's own selection, which its ids come from; nothing for a whole task."""
+    if spec.shard is None:
+        return {}
+    from evalworker import inspect_internals
+
+    return {"sample_id": inspect_internals.exact_selection(spec.shard.ids), "limit": None, "sample_shuffle": None}
 
 
 def tries_allowed(arguments: dict[str, Any]) -> int | None:
@@ -343,6 +360,10 @@ def _report(order: Order, streaming: Any, failure: BaseException | None, before:
         "rate_limited": streaming.rate_limited,
         "samples": SampleCounts(total=order.spec.samples),
     }
+    if streaming.wrong_selection:
+        return JobEnd(
+            **facts | {"error_type": "PrerequisiteError", "error_message": streaming.wrong_selection}
+        ), EXIT_CONFIG
     if log is None:
         return JobEnd(**facts), EXIT_CONFIG if error_type else 1
     started = log.header.status in ("started", "cancelled")
@@ -364,6 +385,18 @@ def _report(order: Order, streaming: Any, failure: BaseException | None, before:
         "kept": len(carried & {sample_key(s.id, s.epoch) for s in log.completed}),
         "unreported": unreported,
     }
+    if order.spec.shard is not None and _left_to_the_merge(log, order.spec):
+        facts["log_status"] = "success"
     if streaming.cut_short:
         facts |= {"cut_short": True, "log_status": "error" if streaming.errors else "success"}
     return JobEnd(**facts), 0
+
+
+def _left_to_the_merge(log: Any, spec: JobSpec) -> bool:
+    """Whether a shard has run all of its samples, and only their errors make its log an error.
+
+    How many errors are too many is asked of the whole task: its merge asks.
+    """
+    threshold = log.header.eval.config.fail_on_error
+    numeric = isinstance(threshold, int | float) and not isinstance(threshold, bool)
+    return numeric and log.header.status == "error" and log.header.error is None and len(log.summaries) >= spec.samples

@@ -16,13 +16,14 @@ from evalops.ec2 import preflight as ec2_preflight
 from evalops.ec2.machines import Spending, spending
 from evalops.ec2.reaper import Reaper
 from evalops.fleet import look, preflight, takeover
+from evalops.fleet.ledger import JobState
 from evalops.fleet.ownership import controller_gone
 from evalops.fleet.request import Request
 from evalops.fleet.view import line_of, scores_text
 from evalops.settings import settings
 from evalworker.aws import ServiceError
 from evalworker.contract import layout
-from evalworker.contract.documents import Control, MachineRecord
+from evalworker.contract.documents import Control, MachineRecord, total_samples
 from evalworker.contract.wire import Unreadable, now, stamp
 from evalworker.storage import Changed, Missing, Storage, open_storage
 
@@ -82,7 +83,7 @@ def _list_row(fleet_id: str, manifest: Any, control: Control | None) -> dict[str
         "state": control.state if control else "unreadable",
         "round": control.round if control else None,
         "jobs": len(manifest.jobs) if manifest else None,
-        "samples": sum(spec.samples for spec in manifest.jobs) if manifest else None,
+        "samples": total_samples(manifest.jobs) if manifest else None,
         "backend": manifest.backend if manifest else None,
         "owner": manifest.owner if manifest else None,
         "deadline": stamp(control.deadline) if control else None,
@@ -115,7 +116,7 @@ def status(fleet_id: str, json_output: bool) -> None:
     click.echo()
     ui.table(
         ["task", "model", "status", "scores", "completed", "errored", "total", "attempts"],
-        [_job_row(job) for job in sight.ledger.jobs.values()],
+        [_job_row(job, sight.ledger.shards_of(job)) for job in sight.ledger.wholes],
         right=["completed", "errored", "total", "attempts"],
     )
     if sight.workers:
@@ -165,11 +166,14 @@ def _worker_state(sight: look.Sight, worker: look.WorkerRow) -> str:
     return "ended" if sight.control.state == "ended" and worker.state == "online" else worker.state
 
 
-def _job_row(job: Any) -> list[object]:
-    counts = (job.counts.completed, job.counts.errored, job.counts.total)
+def _job_row(job: JobState, shards: list[JobState]) -> list[object]:
+    heard = [part.counts for part in (*shards, job)] if job.done is None else [job.done.samples]
+    counts = (sum(each.completed for each in heard), sum(each.errored for each in heard), job.spec.samples)
     shown = job.status
     if job.done is not None and job.done.failure_category not in (None, job.status):
         shown += f": {job.done.failure_category}"
+    if shards and job.done is None:
+        shown += f" ({sum(shard.done is not None for shard in shards)} of {len(shards)} shards)"
     return [
         job.spec.name,
         job.spec.model,
@@ -206,6 +210,7 @@ def _status_record(sight: look.Sight) -> dict[str, Any]:
                 "job_id": job.spec.job_id,
                 "task": job.spec.name,
                 "model": job.spec.model,
+                "shard": job.shard,
                 "status": job.status,
                 "attempt": job.attempt,
                 "failure_category": job.done.failure_category if job.done else None,

@@ -72,6 +72,7 @@ class JobState:
         said: the results that stand in the stream; empty once the job has completed. `errored` counts those with an error.
         paid, repeated: other executions, whose cost was counted, or whose result was written and has been replaced.
         failed_on: the worker on which an attempt failed that is tried again.
+        settled: it is a shard, and the merge of its task has completed.
         sealed: what is left of all that once the job has completed.
     """
 
@@ -89,6 +90,7 @@ class JobState:
     ending: AttemptDone | None = None
     failed_on: str | None = None
     sealed: Sealed | None = None
+    settled: bool = False
 
     @property
     def pair(self) -> Pair:
@@ -97,7 +99,9 @@ class JobState:
 
     @property
     def status(self) -> str:
-        """`open`, or how it ended: completed, failed, cancelled."""
+        """`open`, or how it ended: completed, failed, cancelled. How many errors are too many is asked of the whole task alone."""
+        if self.settled:
+            return "completed"
         return "open" if self.done is None else self.done.status
 
     @property
@@ -106,6 +110,11 @@ class JobState:
         if self.done is not None:
             return self.done.samples
         return SampleCounts(total=self.spec.samples, completed=len(self.said) - self.errored, errored=self.errored)
+
+    @property
+    def heard(self) -> bool:
+        """Whether any of its samples has been heard of."""
+        return bool(self.said if self.sealed is None else self.sealed.executions)
 
     @property
     def cost_usd(self) -> float | None:
@@ -151,6 +160,17 @@ class JobState:
         executions = {_mark((key, said.uuid)) for key, said in self.said.items()} | {_mark(one) for one in self.paid}
         self.sealed = Sealed(self.cost_usd, self.tokens, array("q", sorted(executions)))
         self.said, self.paid, self.repeated, self.retries_said = {}, set(), set(), set()
+
+    @property
+    def shard(self) -> str | None:
+        """Which shard of how many it is, as people count; None for a whole task."""
+        shard = self.spec.shard
+        return None if shard is None else f"{shard.index + 1}/{shard.of}"
+
+    @property
+    def name(self) -> str:
+        """Its task, and which part of it."""
+        return self.spec.name if self.shard is None else f"{self.spec.name} (shard {self.shard})"
 
 
 def _mark(execution: Execution) -> int:
@@ -323,6 +343,8 @@ class Ledger:
                 "metrics": done.metrics,
                 "round": self.round,
             }
+            | ({"shard": job.shard} if job.shard else {})
+            | ({"merged": len(job.spec.merges)} if job.spec.merges else {})
         )
         return events
 
@@ -331,6 +353,21 @@ class Ledger:
         if done.status == "completed":
             self.passed.add(job.pair)
             job.seal()
+            for shard in self.shards_of(job):
+                shard.settled = True
+
+    def shards_of(self, job: JobState) -> list[JobState]:
+        """The shards whose logs a job merges; none for any other."""
+        return [self.jobs[shard] for shard in job.spec.merges]
+
+    @property
+    def wholes(self) -> list[JobState]:
+        """The jobs that stand for a (task, model): all but shards."""
+        return [job for job in self.jobs.values() if job.spec.shard is None]
+
+    def parts_of(self, job: JobState) -> list[JobState]:
+        """A whole's shards and itself: what has been said and spent for it."""
+        return [*self.shards_of(job), job]
 
     # What it comes to
 
@@ -345,9 +382,11 @@ class Ledger:
 
     @property
     def samples(self) -> SampleCounts:
-        """Samples of the whole fleet: of ended jobs from their logs, of open ones from the stream."""
+        """Samples of the whole fleet: of ended jobs from their logs, of open ones from the stream; of shards, not of their merge."""
         total = completed = errored = 0
         for job in self.jobs.values():
+            if job.spec.merges:
+                continue
             counts = job.counts
             total, completed, errored = total + counts.total, completed + counts.completed, errored + counts.errored
         return SampleCounts(total=total, completed=completed, errored=errored)
@@ -417,12 +456,21 @@ class Ledger:
         if round_ == 1:
             return self.open_jobs
         for job in self.jobs.values():
-            if job.done is not None and job.done.status != "completed":
+            if job.done is not None and job.status == "failed":
+                self._reopen_errored(job)
+        for job in self.jobs.values():
+            if job.done is not None and job.status != "completed":
                 job.done = None
             if job.done is None:
                 job.base = job.attempt
                 job.attempt += 1
         return self.open_jobs
+
+    def _reopen_errored(self, job: JobState) -> None:
+        """A merge that found too many errors in the whole: the shards that hold them run those samples again."""
+        for shard in self.shards_of(job):
+            if shard.done is not None and shard.done.samples.errored:
+                shard.done = None
 
 
 def _done_of(event: dict[str, Any]) -> AttemptDone:

@@ -18,6 +18,9 @@ BUDGETED_CONTROL_S = {"local": 0.2, "ec2": 2.0, "batch": 2.0}
 DEFAULT_WORKERS = 2
 """Workers at the most where nobody says."""
 
+FAR_SLOTS = 2
+"""Jobs at once on a worker of another machine, of which nothing is known before it runs."""
+
 LONGEST = timedelta(days=365)
 """No fleet means to live longer, and dates end."""
 

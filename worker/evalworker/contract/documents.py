@@ -3,11 +3,21 @@
 Each is one JSON object. Values that change are written whole; who may write which is said in each docstring.
 """
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Literal
 
+from evalworker.contract.ids import SampleId
 from evalworker.contract.messages import AttemptDone
 from evalworker.contract.wire import Part, Wire
+
+
+class Shard(Part):
+    """A slice of a task's samples: number `index` (from 0) of `of`. `ids` are its samples', in the dataset's order."""
+
+    index: int
+    of: int
+    ids: list[SampleId]
 
 
 class JobSpec(Part):
@@ -15,6 +25,9 @@ class JobSpec(Part):
 
     `task` is what Inspect is given (a registry name, or `file.py@name` relative to the submit directory); `name` is the
     task's own name; `task_args` and `model_args` are typed values; `samples` counts (sample × epoch).
+
+    A task that is run in shards has a job for each (`shard`), and one that merges their logs when they have ended: `merges` are their
+    ids, `ids` all samples' in the dataset's order. That one has the id that the task's job has when it is not sharded.
     """
 
     job_id: str
@@ -25,6 +38,19 @@ class JobSpec(Part):
     model_index: int = 0
     samples: int
     epochs: int = 1
+    shard: Shard | None = None
+    merges: list[str] = []
+    ids: list[SampleId] = []
+
+
+def wholes(jobs: Iterable[JobSpec]) -> list[JobSpec]:
+    """The jobs that stand for a (task, model): all but shards."""
+    return [job for job in jobs if job.shard is None]
+
+
+def total_samples(jobs: Iterable[JobSpec]) -> int:
+    """Samples × epochs of all jobs."""
+    return sum(job.samples for job in wholes(jobs))
 
 
 Market = Literal["spot", "on-demand"]
