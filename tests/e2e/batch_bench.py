@@ -160,9 +160,19 @@ def _wait(self: Any, name: str, limit: float | None) -> tuple[int | None, bool]:
             told = True
             subprocess.Popen(["docker", "stop", "--time", str(STOP_S), name], stdout=subprocess.DEVNULL)
         time.sleep(0.2)
-    gone = not docker("ps", "--all", "--quiet", "--filter", f"name=^{name}$").strip()
     said = waiting.stdout.read().strip() if waiting.stdout else ""
-    return (int(said) if said.isdigit() and not gone else None), timed_out
+    lost = not told and said in ("137", "") and _vanished(name)
+    return (int(said) if said.isdigit() and not lost else None), timed_out
+
+
+def _vanished(name: str) -> bool:
+    """Whether a killed container is removed too, which takes the engine a moment: its host is lost then."""
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        if not docker("ps", "--all", "--quiet", "--filter", f"name=^{name}$").strip():
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def _print(self: Any, name: str, group: str, stream: str) -> None:

@@ -15,3 +15,11 @@ def summaries_of(body: bytes) -> Iterator[dict[str, Any]]:
         summary = entry.get("summary") if isinstance(entry, dict) else None
         if isinstance(summary, dict) and "id" in summary and "epoch" in summary:
             yield summary
+
+
+def finished(summary: dict[str, Any]) -> bool:
+    """Whether a sample's summary is of one that came to its end, with or without an error.
+
+    What a recovery found in the middle of a sample is called complete too, but has neither a time of completion nor a score.
+    """
+    return bool(summary.get("completed")) and (summary.get("completed_at") is not None or bool(summary.get("scores")))

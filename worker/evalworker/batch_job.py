@@ -177,6 +177,7 @@ def _evaluate(work: Work) -> int:
 
     _start_from(work)
     logs = batch_logs.read_directory(work.storage, work.prefix)
+    names = {found.key for found in logs}
     before = batch_logs.samples_in(work.storage, logs)
     if before.finished:
         say(f"{len(before.finished)} samples of an earlier attempt are kept")
@@ -197,7 +198,7 @@ def _evaluate(work: Work) -> int:
     ]
     cancelled = interrupted or any(end.status == "cancelled" for end in ends)
     for job, end in zip(work.jobs, ends, strict=True):
-        _conclude(work, job, end, [found.key for found in logs])
+        _conclude(work, job, end, names | {found.key for found in logs})
     for end in ends:
         if end.status != "completed":
             say(f"{end.status}: {end.error_summary}")
@@ -303,8 +304,11 @@ def _summary(job: JobSpec, status: str, ending: Any, category: Any, summary_of: 
     return f"{job.name} with {job.model}: {text}"
 
 
-def _conclude(work: Work, job: JobSpec, end: AttemptDone, directory: list[str]) -> None:
-    """Publish a child's log to where all logs of the run lie, and record the job's end. Each step is idempotent."""
+def _conclude(work: Work, job: JobSpec, end: AttemptDone, directory: set[str]) -> None:
+    """Publish a child's log to where all logs of the run lie, and record the job's end. Each step is idempotent.
+
+    `directory`: the keys of all logs that its own directory has had, whose published copies the new one replaces.
+    """
     run_id = work.manifest.fleet_id
     working = layout.working(run_id)
     if end.log is not None and end.log_name is not None and not end.log.startswith(working):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from evalworker.batch_buffer import summaries_of
+from evalworker.batch_buffer import finished, summaries_of
 from evalworker.contract import layout
 from evalworker.contract.documents import JobSpec
 from evalworker.contract.ids import sample_key
@@ -79,12 +79,14 @@ def samples_in(storage: Storage, logs: Iterable[Found]) -> Earlier:
     seen = Earlier()
     for found in logs:
         for summary in found.log.completed:
+            if summary.completed_at is None and not summary.scores:
+                continue  # a recovery found it in the middle
             seen.finished[(*found.identity, sample_key(summary.id, summary.epoch))] = summary.uuid
         if found.log.header.status != "started":
             continue
         for entry in buffered(storage, found.key):
             sample = (*found.identity, sample_key(entry["id"], entry["epoch"]))
-            if not entry.get("completed"):
+            if not finished(entry):
                 seen.begun.add(sample)
             elif not entry.get("error"):
                 seen.finished[sample] = entry.get("uuid")

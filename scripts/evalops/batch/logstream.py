@@ -35,11 +35,19 @@ class LogStream:
     _token: str | None = None
     _last: int = -1
     _at_last: int = 0
-    _skip: int = field(default=0)
+    _skip: int = 0
+    _unread: list[Line] = field(default_factory=list)
 
     def poll(self, client: Any) -> list[Line]:
-        """The lines that have come since the last look. Raises botocore's errors but those of a stream that is not there."""
-        lines: list[Line] = []
+        """The lines that have come since the last look. Raises botocore's errors but those of a stream that is not there.
+
+        What was read before an error comes with the next look.
+        """
+        self._read(client)
+        lines, self._unread = self._unread, []
+        return lines
+
+    def _read(self, client: Any) -> None:
         for _ in range(PAGES):
             try:
                 answer = client.get_log_events(**self._request())
@@ -47,18 +55,17 @@ class LogStream:
                 code = error.response.get("Error", {}).get("Code")
                 if code == "ResourceNotFoundException":
                     self.state = "gone" if self.state != "waiting" else "waiting"
-                    return lines
+                    return
                 if code == "InvalidParameterException" and self._token is not None:
                     self._from_last_line()
                     continue
                 raise
             self.state = "open"
-            lines += [line for event in answer["events"] if (line := self._take(event)) is not None]
+            self._unread += [line for event in answer["events"] if (line := self._take(event)) is not None]
             token = answer["nextForwardToken"]
             if token == self._token:
                 break
             self._token = token
-        return lines
 
     def _request(self) -> dict[str, Any]:
         where = {"logGroupName": self.group, "logStreamName": self.name, "startFromHead": True}

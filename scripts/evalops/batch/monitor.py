@@ -32,8 +32,8 @@ SLOWEST_S = 30.0
 RENEWAL_S = 900.0
 """How long expired credentials are waited for."""
 
-DRAIN_LOOKS = 5
-"""Looks at the log after a job's end: its last lines come a few seconds late."""
+SETTLED = timedelta(minutes=1)
+"""After a job's end its last lines come a few seconds late; after so long none is expected."""
 
 SHOWN = 5
 """Failed jobs of an array that are explained; the table names all."""
@@ -95,7 +95,6 @@ class Monitor:
         self.follower = Follower(target.jobs)
         self.view = ProgressLine(quiet=quiet)
         self._streams: dict[str, logstream.LogStream] = {}
-        self._current: str | None = None
         self._logs_denied = False
         self._results_at = -RESULTS_EVERY_S
         self._first_results = True
@@ -114,7 +113,7 @@ class Monitor:
             except (ClientError, BotoCoreError, ServiceError) as error:
                 self._survive(error)
                 continue
-            if self.follower.ended and (drained >= 2 or self._nothing_to_drain()):
+            if self.follower.ended and (drained >= (1 if self._settled() else 2) or self._nothing_to_drain()):
                 break
             self._sleep(self._pause())
         self._look_at_results(force=True)
@@ -126,6 +125,10 @@ class Monitor:
     def _pause(self) -> float:
         count = len(self.follower.open)
         return min(SLOWEST_S, EVERY_S + count / 100)
+
+    def _settled(self) -> bool:
+        """Whether the jobs ended long ago, so that no line of theirs is still on its way."""
+        return all(job.stopped is not None and (now() - job.stopped) > SETTLED for job in self.follower.runs)
 
     def _nothing_to_drain(self) -> bool:
         return not self._streams or all(stream.state != "open" for stream in self._streams.values())
@@ -183,13 +186,12 @@ class Monitor:
         for number, attempt in enumerate(job.attempts, 1):
             if attempt.stream is None or attempt.stream == self._passed(attempt.stream):
                 continue
+            if number > 1 and attempt.stream not in self._streams:
+                before = job.attempts[number - 2]
+                self.view.note(f"attempt {number}: the one before ended ({before.reason or 'no reason given'})")
             stream = self._streams.setdefault(
                 attempt.stream, logstream.LogStream(job.group or self._where.group, attempt.stream)
             )
-            if number > 1 and self._current != attempt.stream and stream.state == "waiting":
-                before = job.attempts[number - 2]
-                self.view.note(f"attempt {number}: the one before ended ({before.reason or 'no reason given'})")
-            self._current = attempt.stream
             shown += self._show_lines(stream)
         return shown
 

@@ -104,7 +104,7 @@ def check(manifest: Manifest, made: Sequence[Request]) -> None:
     size = len(manifest.to_bytes())
     if size > LARGEST_MANIFEST:
         fail(
-            f"the run's manifest has {size / 1e6:.0f} MB and {LARGEST_MANIFEST / 1e6:.0f} MB is the most: "
+            f"the run's manifest has {size / 1e6:.1f} MB and {LARGEST_MANIFEST / 1e6:.1f} MB is the most: "
             f"put large arguments into a file of the code, or split its {len(manifest.jobs)} jobs into several runs"
         )
     for each in made:

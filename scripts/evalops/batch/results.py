@@ -11,7 +11,7 @@ from typing import Any
 
 from evalops.logs.archive import BadArchive
 from evalops.logs.reading import list_directory, read_facts, read_summaries
-from evalworker.batch_buffer import summaries_of
+from evalworker.batch_buffer import finished, summaries_of
 from evalworker.contract import layout
 from evalworker.contract.documents import Manifest
 from evalworker.contract.ids import sample_key
@@ -105,11 +105,11 @@ class LiveResults:
             if info is log:
                 found = read_summaries(self.storage, log, LARGEST_SUMMARIES)
             else:
-                found = [entry for entry in summaries_of(self.storage.get(info.key).body) if entry.get("completed")]
+                found = list(summaries_of(self.storage.get(info.key).body))
         except (StorageError, BadArchive, ValueError, KeyError):
             return []
         self._etags[info.key] = info.etag
-        return found
+        return [entry for entry in found if finished(entry)]
 
     def _new(self, log: str, entries: list[dict[str, Any]]) -> Iterator[Result]:
         task, model, arguments = self._names.get(log, ("", "", ""))

@@ -1,5 +1,6 @@
 """`ies batch`: follow, terminate and list jobs of AWS Batch; and how following ends, which `ies run aws --monitor` shares."""
 
+import os
 import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -39,6 +40,11 @@ def surroundings() -> tuple[Estate, Storage]:
     if estate.batch is None:
         ui.fail(f"the estate {estate.name} was made without Batch: set batch.enabled and run `make apply`")
     return estate, open_storage(here.root)
+
+
+def root_of(estate: Estate) -> str:
+    """What has to stand before commands that read the root, where the environment does not name it."""
+    return "" if os.environ.get("S3_BUCKET_NAME") else f"S3_BUCKET_NAME={estate.bucket} "
 
 
 def where(estate: Estate) -> monitor.Where:
@@ -100,7 +106,7 @@ def terminate_job(job: str, reason: str, as_json_: bool) -> None:
         click.echo(ui.printable(f"{count}: {reason}" if was_living else count))
     if target.run is not None:
         ui.note(
-            f"resume  ies run aws --run-id {target.run.fleet_id}    or here: ies run local --run-id {target.run.fleet_id}"
+            f"resume  ies run aws --run-id {target.run.fleet_id}    or here: {root_of(estate)}ies run local --run-id {target.run.fleet_id}"
         )
 
 

@@ -125,10 +125,11 @@ def _submit(ctx: click.Context, options: dict[str, Any]) -> Submitted | None:
     storage = submit.open_root(surroundings)
     resumed = _resumed(ctx, options, given, storage, surroundings)
     planned = resumed is None or bool(given.tasks)
+    models = {job.model for job in resumed.jobs} if resumed else {str(getattr(m, "name", m)) for m in given.models}
+    preflight.check_keys(estate, sorted(models), luggage.secrets)
     if planned and not options["json_output"]:
         ui.note("loading the tasks …")
     jobs = _plan(given, luggage) if planned or resumed is None else resumed.jobs
-    preflight.check_keys(estate, (job.model for job in jobs), luggage.secrets)
     if resumed is None:
         fields = shipping.ship(wishes, luggage, "batch", storage)
         manifest = _manifest(given, jobs, surroundings, fields)
@@ -301,7 +302,9 @@ def _tell(submitted: Submitted, options: dict[str, Any]) -> None:
     ui.note(f"queue   {target.round.queue}: {count} task{'s' * (count != 1)} with a model, {samples} samples")
     following.banner(estate, target)
     if not options["monitor"]:
-        ui.note(f"watch   ies batch monitor-job {run_id}    or: ies status check --run-id {run_id}")
+        ui.note(
+            f"watch   ies batch monitor-job {run_id}    or: {following.root_of(estate)}ies status check --run-id {run_id}"
+        )
     ui.note(f"stop    ies batch terminate-job {run_id}")
 
 
