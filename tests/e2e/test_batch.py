@@ -57,6 +57,7 @@ class Project:
             "S3_BUCKET_NAME": self.bucket,
             "INSPECT_FLEET_NAME": "default",
             "PATH": f"{BIN}:/usr/bin:/bin:/usr/local/bin",
+            "MAKEFLAGS": f"VENV={BIN.parent}",
         }
 
     def start(self, *words: str) -> "Watched":
@@ -152,7 +153,9 @@ def project(applied: Estate, worker_image: str, tmp_path_factory: pytest.TempPat
     """The user's project, and a bucket that is left as it was."""
     assert worker_image == "inspect-fleet-worker:test", "the image that emulator_override.tf names"
     folder = boxed(tmp_path_factory.mktemp("project")).parent
-    shutil.copy(ROOT / "examples" / "arithmetic.py", folder)
+    (folder / "examples").mkdir()
+    shutil.copy(ROOT / "examples" / "arithmetic.py", folder / "examples")
+    shutil.copy(ROOT / "Makefile", folder)
     shutil.copy(ROOT / "tests" / "tasks" / "slow.py", folder)
     (folder / "metadata.yaml").write_text(METADATA)
     config = applied.client("ssm").get_parameter(Name="/inspect-fleet/default/config")["Parameter"]["Value"]
@@ -174,7 +177,7 @@ def project(applied: Estate, worker_image: str, tmp_path_factory: pytest.TempPat
 
 
 def test_two_tasks_and_two_models_with_a_sandbox(project: Project) -> None:
-    tasks, models = "arithmetic.py,boxed/boxed.py", "scripted/good,scripted/mixed"
+    tasks, models = "examples/arithmetic.py,boxed/boxed.py", "scripted/good,scripted/mixed"
     done = project.ies("run", "aws", f"--tasks={tasks}", f"--model={models}", "--limit=4", "--monitor")
     assert done.code == 0, done.said
     run_id, *table = done.out.splitlines()
@@ -194,13 +197,16 @@ def test_two_tasks_and_two_models_with_a_sandbox(project: Project) -> None:
     project.runs |= {"finished": run_id, "job": job}
 
 
-def test_make_eval_submits_an_array(project: Project) -> None:
-    make = ["make", "-f", str(ROOT / "Makefile"), "eval", f"VENV={BIN.parent}", "BACKEND=batch", "TASKS=arithmetic.py"]
-    done = project.start(*make, "MODELS=scripted/good scripted/refuse", "ARGS=--limit 3 --array --monitor")
+def test_the_commands_of_the_page(project: Project) -> None:
+    """What stands in docs/batch.md: `make eval BACKEND=batch` with an array, and looking at it afterwards."""
+    page = (ROOT / "docs" / "batch.md").read_text("utf-8")
+    (block,) = re.findall(r"^<!-- run on Batch -->\n```sh\n(.*?)^```$", page, re.M | re.S)
+    done = project.start("bash", "-euo", "pipefail", "-c", block)
     assert done.end() == 0, done.said
     run_id = done.out.splitlines()[0]
     assert done.wait_for(r"^job +\S+ \(array of 2\)$") and done.wait_for(r"^state .* succeeded")
-    assert len(re.findall(r"^arithmetic +scripted/(?:good|refuse) +success +3 ", done.out, re.M)) == 2
+    rows = re.findall(r"^arithmetic +scripted/(?:good|refuse) +success +3 ", done.out, re.M)
+    assert len(rows) == 6, "of the run, of the monitor, of the status"
     assert len(project.logs(run_id)) == 2
     left = project.estate.client("s3").list_objects_v2(Bucket=project.bucket, Prefix=f"partial/{run_id}/")
     assert left["KeyCount"] == 0
