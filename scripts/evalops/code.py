@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from evalops.ui import EXIT_USAGE, bytes_text, fail, note, progress
 from evalworker import redact
@@ -288,3 +288,12 @@ def git(folder: Path, *words: str) -> bytes | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return answer.stdout if answer.returncode == 0 else None
+
+
+def state(folder: Path) -> dict[str, Any] | None:
+    """Commit and cleanness of the tree that is submitted, None outside of git."""
+    commit = git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    dirty = bool(git(folder, "status", "--porcelain", "--untracked-files=normal"))
+    return {"commit": commit.decode().strip(), "dirty": dirty}

@@ -282,12 +282,22 @@ def _estate(cloud: Cloud, name: str, subnet: str) -> None:
     config = {
         "schema": 1,
         "name": name,
+        "account": "123456789012",
         "region": REGION,
+        "bucket": "logs",
+        "lanes": {},
+        "secrets": {},
+        "topic": "none",
+        "metrics": "none",
         "repository": f"123456789012.dkr.ecr.{REGION}.amazonaws.com/inspect-fleet-{name}-worker",
         "workers": {
             "images": {"x86_64": parameter},
             "launch_templates": {"x86_64": template},
+            "instance_types": {"x86_64": ["m7i.large"]},
             "subnets": [cloud.subnet],
+            "role": "none",
+            "max_lifetime_minutes": 60,
         },
+        "batch": None,
     }
     ssm.put_parameter(Name=f"/inspect-fleet/{name}/config", Value=json.dumps(config), Type="String")

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +15,10 @@ import ec2_bench
 import pytest
 from docker_bench import docker
 
+from evalops.cloud import payload
+
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 CT = str(Path(sys.executable).parent / "ct")
 
 
@@ -43,6 +47,20 @@ def boxed(folder: Path) -> Path:
     shutil.copytree(HERE / "data" / "boxed", target)
     shutil.copy(shutil.which("busybox") or "/bin/busybox", target / "busybox")
     return target
+
+
+def kept() -> str:
+    """The container image behind an AMI of this checkout: built once, and kept under the fingerprint of what is in it."""
+    print_ = payload.fingerprint(ROOT)
+    image = f"inspect-fleet-test/bench-{print_.lock}-{print_.worker}-{print_.scripts}:latest"
+    docker_bench.setup()
+    if not docker_bench.exists(image):
+        with tempfile.TemporaryDirectory() as folder, ec2_bench.cloud(Path(folder), docker_bench.instance()) as cloud:
+            done = ct(cloud, *BUILD, timeout=1800)
+            if done.returncode != 0:
+                raise RuntimeError(f"the AMI was not built: {done.stderr[-2000:]}")
+            docker("tag", cloud.committed[done.stdout.strip()], image)
+    return image
 
 
 @pytest.fixture(scope="session")

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moto import mock_aws
 
-from evalops.cloud import amis, build, leftovers, names
-from evalops.cloud.payload import CloudError, Fingerprint
+from evalops.cloud import amis, build, leftovers
+from evalops.cloud.payload import Fingerprint
 
 PRINT = Fingerprint("0.1.0", "abc", lock="l1", worker="w1", scripts="s1")
 PARAMETER = "/inspect-fleet/default/image/x86_64"
-NAMES = names.Names("us-east-1", {"x86_64": PARAMETER}, {}, [], "")
+PARAMETERS = {"x86_64": PARAMETER}
 
 
 def image(number: int, *, arch: str = "x86_64", complete: bool = True) -> amis.Image:
@@ -117,13 +117,13 @@ def test_users_are_the_parameter_any_launch_template_and_living_instances(aws: t
     instance = ec2.run_instances(ImageId=by_instance, MinCount=1, MaxCount=1)["Instances"][0]["InstanceId"]
     found = amis.listed(ec2, "default")
     assert {one.image_id for one in found} == {by_parameter, by_template, by_instance, free}
-    assert amis.uses(ec2, ssm, NAMES, found) == {
+    assert amis.uses(ec2, ssm, PARAMETERS, found) == {
         by_parameter: [f"parameter {PARAMETER}"],
         by_template: ["launch template mine version 1"],
         by_instance: [f"instance {instance}"],
     }
     ec2.terminate_instances(InstanceIds=[instance])
-    assert by_instance not in amis.uses(ec2, ssm, NAMES, found)
+    assert by_instance not in amis.uses(ec2, ssm, PARAMETERS, found)
 
 
 def test_another_estates_images_are_not_ours(aws: tuple[Any, Any]) -> None:
@@ -186,15 +186,6 @@ def test_build_ids_tell_when_a_build_began() -> None:
     assert leftovers.may_run(build_id, moment + timedelta(minutes=59), timedelta(hours=1))
     assert not leftovers.may_run(build_id, moment + timedelta(minutes=61), timedelta(hours=1))
     assert not leftovers.may_run("by-hand", moment, timedelta(hours=1))
-
-
-def test_an_estate_that_is_not_there_is_one_sentence(aws: tuple[Any, Any]) -> None:
-    _, ssm = aws
-    with pytest.raises(CloudError, match=r"there is no estate 'default'.*make apply"):
-        names.read(ssm, "default")
-    ssm.put_parameter(Name="/inspect-fleet/default/config", Value="{}", Type="String")
-    with pytest.raises(CloudError, match="another version"):
-        names.read(ssm, "default")
 
 
 def test_the_temporary_group_is_tagged_as_soon_as_it_exists(aws: tuple[Any, Any]) -> None:

@@ -16,9 +16,25 @@ from evalworker import aws
 
 PARAMETER = "/inspect-fleet/default/image/x86_64"
 CONFIG = {
+    "schema": 1,
+    "name": "default",
+    "account": "123456789012",
     "region": "us-east-1",
+    "bucket": "logs",
+    "lanes": {},
+    "secrets": {},
+    "topic": "t",
+    "metrics": "m",
     "repository": "r",
-    "workers": {"images": {"x86_64": PARAMETER}, "launch_templates": {}, "subnets": ["subnet-1"]},
+    "workers": {
+        "images": {"x86_64": PARAMETER},
+        "launch_templates": {},
+        "instance_types": {},
+        "subnets": ["subnet-1"],
+        "role": "r",
+        "max_lifetime_minutes": 60,
+    },
+    "batch": None,
 }
 
 

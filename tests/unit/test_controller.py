@@ -1,6 +1,7 @@
 """The controller's decisions at the edges: dead letters of others, an end that cannot be stored at once. No AWS here."""
 
 import signal
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from evalops.fleet import controller as module
-from evalops.fleet.controller import Controller, Plan
+from evalops.fleet import fleet as module
+from evalops.fleet import lanes
+from evalops.fleet.controller import Controller
+from evalops.fleet.fleet import Fleet, Plan
 from evalops.fleet.guards import Verdict
 from evalops.fleet.ledger import Ledger
 from evalops.fleet.stream import EventStream
@@ -18,7 +21,7 @@ from evalops.fleet.workers import Pool
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Manifest
 from evalworker.contract.failures import Category
-from evalworker.contract.messages import AttemptDone, Job, SampleCounts
+from evalworker.contract.messages import AttemptDone, Job, SampleCounts, read_from_worker
 from evalworker.contract.wire import now
 from evalworker.queues import Counts, QueueError, Received
 from evalworker.storage import LocalStorage, StorageError
@@ -77,7 +80,7 @@ class IdlePool(Pool):
 def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Controller]:
     monkeypatch.setattr(module, "Queue", FakeQueue)
     monkeypatch.setattr(module.aws, "sqs", lambda lane: None)
-    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     storage = LocalStorage(tmp_path / "root")
     specs = [JobSpec(job_id=JOB, task="t.py@t", name="t", model="scripted/good", samples=1)]
     manifest = Manifest(
@@ -85,7 +88,7 @@ def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cont
     )
     control = Control(fleet_id=FLEET, round=2, state="running", deadline=now() + timedelta(hours=1), beat=now())
     etag = storage.create(layout.control(FLEET), control.to_bytes())
-    made = Controller(
+    made = Fleet(
         manifest=manifest,
         control=control,
         control_etag=etag,
@@ -98,40 +101,40 @@ def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cont
         plan=Plan(workers=1),
     )
     assert list(made.stream.restore()) == []
-    yield made
+    yield Controller(made)
 
 
 def dead_letter(controller: Controller, **fields: Any) -> None:
     message = Job(**({"fleet_id": FLEET, "round": 2, "job_id": JOB, "attempt": 1} | fields))
-    controller._dead.put.append(message.to_json())  # type: ignore[attr-defined]
-    controller._read_dead_letters()
+    controller.fleet.dead.put.append(message.to_json())  # type: ignore[attr-defined]
+    controller.dispatch.read_dead_letters()
 
 
 def test_a_dead_letter_ends_its_job(controller: Controller) -> None:
     dead_letter(controller)
-    assert controller.ledger.jobs[JOB].status == "failed"
-    assert controller.ledger.failure_categories() == {Category.CRASH}
+    assert controller.fleet.ledger.jobs[JOB].status == "failed"
+    assert controller.fleet.ledger.failure_categories() == {Category.CRASH}
 
 
 @pytest.mark.parametrize("fields", [{"fleet_id": OTHER}, {"round": 1}, {"job_id": "00000000000000bb"}])
 def test_a_dead_letter_of_another_fleet_or_round_ends_nothing(controller: Controller, fields: dict[str, Any]) -> None:
     """Two fleets with the same job have the same job id, and they may have used the same lane."""
     dead_letter(controller, **fields)
-    assert controller.ledger.jobs[JOB].status == "open"
-    assert len(controller._dead.deleted) == 1  # type: ignore[attr-defined]
+    assert controller.fleet.ledger.jobs[JOB].status == "open"
+    assert len(controller.fleet.dead.deleted) == 1  # type: ignore[attr-defined]
 
 
 def test_a_dead_letter_of_an_attempt_that_has_ended_ends_nothing(controller: Controller) -> None:
-    controller.ledger.jobs[JOB].attempt = 2
+    controller.fleet.ledger.jobs[JOB].attempt = 2
     dead_letter(controller, attempt=1)
-    assert controller.ledger.jobs[JOB].status == "open"
+    assert controller.fleet.ledger.jobs[JOB].status == "open"
 
 
 def test_an_unreadable_dead_letter_is_kept_aside(controller: Controller) -> None:
-    controller._dead.put.append("{nothing")  # type: ignore[attr-defined]
-    controller._read_dead_letters()
-    (kept,) = controller.storage.list(f"{FLEET}/unreadable/")
-    assert controller.storage.get(kept.key).body == b"{nothing"
+    controller.fleet.dead.put.append("{nothing")  # type: ignore[attr-defined]
+    controller.dispatch.read_dead_letters()
+    (kept,) = controller.fleet.storage.list(f"{FLEET}/unreadable/")
+    assert controller.fleet.storage.get(kept.key).body == b"{nothing"
 
 
 def completed() -> str:
@@ -151,7 +154,7 @@ def completed() -> str:
 
 
 def test_the_end_is_stored_however_often_storage_fails(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
-    create, failures = controller.storage.create, [None] * 3
+    create, failures = controller.fleet.storage.create, [None] * 3
 
     def failing(key: str, body: bytes) -> str:
         if "/events/" in key and failures:
@@ -159,55 +162,57 @@ def test_the_end_is_stored_however_often_storage_fails(controller: Controller, m
             raise StorageError("the store is away")
         return create(key, body)
 
-    monkeypatch.setattr(controller.storage, "create", failing)
-    controller._events.put.append(completed())  # type: ignore[attr-defined]
-    controller._events.failures = 2  # type: ignore[attr-defined]
+    monkeypatch.setattr(controller.fleet.storage, "create", failing)
+    controller.fleet.events.put.append(completed())  # type: ignore[attr-defined]
+    controller.fleet.events.failures = 2  # type: ignore[attr-defined]
     verdict = controller.run()
     assert verdict.ending == "complete"
     assert not failures
-    stored = b"".join(controller.storage.get(info.key).body for info in controller.storage.list(layout.segments(FLEET)))
-    assert stored == controller.stream.path.read_bytes()
+    stored = b"".join(
+        controller.fleet.storage.get(info.key).body for info in controller.fleet.storage.list(layout.segments(FLEET))
+    )
+    assert stored == controller.fleet.stream.path.read_bytes()
     assert b'"fleet_summary"' in stored.splitlines()[-1]
-    assert Control.from_json(controller.storage.get(layout.control(FLEET)).body).state == "ended"
+    assert Control.from_json(controller.fleet.storage.get(layout.control(FLEET)).body).state == "ended"
 
 
 def test_ctrl_c_while_the_fleet_ends_does_not_cut_it_short(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stop = controller.pool.stop
+    stop = controller.fleet.pool.stop
 
     def interrupted(*, now: bool = False) -> None:
         signal.raise_signal(signal.SIGINT)
         stop(now=now)
 
-    monkeypatch.setattr(controller.pool, "stop", interrupted)
-    controller._events.put.append(completed())  # type: ignore[attr-defined]
+    monkeypatch.setattr(controller.fleet.pool, "stop", interrupted)
+    controller.fleet.events.put.append(completed())  # type: ignore[attr-defined]
     assert controller.run().ending == "complete"
-    assert controller.pool.alive == 0
+    assert controller.fleet.pool.alive == 0
 
 
 def test_one_message_twice_and_one_unreadable_leave_one_end(controller: Controller) -> None:
-    controller._events.put += ["not json", completed(), completed()]  # type: ignore[attr-defined]
+    controller.fleet.events.put += ["not json", completed(), completed()]  # type: ignore[attr-defined]
     controller.run()
-    lines = controller.stream.path.read_text().splitlines()
+    lines = controller.fleet.stream.path.read_text().splitlines()
     assert sum('"type":"job_done"' in text for text in lines) == 1
     assert sum("could not be read" in text for text in lines) == 1
-    assert len(controller._events.deleted) == 3  # type: ignore[attr-defined]
+    assert len(controller.fleet.events.deleted) == 3  # type: ignore[attr-defined]
 
 
 def test_a_stop_that_could_not_be_told_is_told_with_the_next_beat(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace = controller.storage.replace
+    replace = controller.fleet.storage.replace
 
     def away(*words: Any) -> str:
         raise StorageError("storage is away")
 
-    monkeypatch.setattr(controller.storage, "replace", away)
-    controller._begin_stop(Verdict("stopped", "the budget is spent"))
-    monkeypatch.setattr(controller.storage, "replace", replace)
-    controller._beat()
-    assert Control.from_json(controller.storage.get(layout.control(FLEET)).body).state == "stopping"
+    monkeypatch.setattr(controller.fleet.storage, "replace", away)
+    controller.ending.begin(Verdict("stopped", "the budget is spent"))
+    monkeypatch.setattr(controller.fleet.storage, "replace", replace)
+    controller.heartbeat.beat()
+    assert Control.from_json(controller.fleet.storage.get(layout.control(FLEET)).body).state == "stopping"
 
 
 def test_a_lane_that_cannot_be_given_back_does_not_hide_how_the_fleet_ended(
@@ -216,6 +221,6 @@ def test_a_lane_that_cannot_be_given_back_does_not_hide_how_the_fleet_ended(
     def away(*words: Any) -> None:
         raise StorageError("storage is away")
 
-    monkeypatch.setattr(module.lanes, "release", away)
-    controller._take(completed())
+    monkeypatch.setattr(lanes, "release", away)
+    controller.apply(read_from_worker(completed()))
     assert controller.run().ending == "complete"

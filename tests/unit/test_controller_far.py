@@ -1,13 +1,13 @@
 """The controller with workers on other machines: what it launches, loses, replaces, leaves. A pool that is told, queues in memory."""
 
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from test_controller import FLEET, controller  # noqa: F401 - the fixture
 
-from evalops.fleet import controller as module
 from evalops.fleet.controller import Controller
 from evalops.fleet.workers import CannotLaunch, Lost, Pool
 from evalworker.aws import Fault, ServiceError
@@ -83,52 +83,54 @@ class Clock:
         self.time += seconds
         self.sleeps()
 
-    def time_ns(self) -> int:
-        return int(self.time * 1e9)
+
+CLOCKS: list[Clock] = []
 
 
 @pytest.fixture
 def far(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> Controller:  # noqa: F811
-    controller.pool = FarPool()
-    controller.plan.workers = 2
-    controller.plan.replacements = 3
-    monkeypatch.setattr(module, "time", Clock())
+    controller.fleet.pool = FarPool()
+    controller.fleet.plan.workers = 2
+    controller.fleet.plan.replacements = 3
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock.monotonic)
+    monkeypatch.setattr(time, "sleep", clock.sleep)
+    CLOCKS[:] = [clock]
     return controller
 
 
 def pool(far: Controller) -> FarPool:
-    assert isinstance(far.pool, FarPool)
-    return far.pool
+    assert isinstance(far.fleet.pool, FarPool)
+    return far.fleet.pool
 
 
 def clock() -> Clock:
-    found: Any = module.time
-    return found
+    return CLOCKS[0]
 
 
 def events(far: Controller, type_: str) -> list[str]:
-    return [line for line in far.stream.path.read_text().splitlines() if f'"type":"{type_}"' in line]
+    return [line for line in far.fleet.stream.path.read_text().splitlines() if f'"type":"{type_}"' in line]
 
 
 def online(far: Controller, *names: str, running: tuple[str, ...] = ()) -> None:
     for name in names:
         common = {"fleet_id": FLEET, "instance_id": name, "ts": now()}
-        far._apply(WorkerOnline(**common, bootstrap_s=1, instance_type="m", lifecycle="spot", slots=1))
-        far._apply(Heartbeat(**common, running=list(running), load=0, disk_free=1, memory_free=1))
+        far.apply(WorkerOnline(**common, bootstrap_s=1, instance_type="m", lifecycle="spot", slots=1))
+        far.apply(Heartbeat(**common, running=list(running), load=0, disk_free=1, memory_free=1))
 
 
 def goodbye(far: Controller, name: str, reason: str) -> None:
-    far._apply(WorkerDraining(fleet_id=FLEET, instance_id=name, ts=now(), reason=reason))
+    far.apply(WorkerDraining(fleet_id=FLEET, instance_id=name, ts=now(), reason=reason))
 
 
 def cycle(far: Controller, seconds: float = 1.0) -> None:
     clock().time += seconds
-    far._receive()
-    far._look_after_workers()
+    far.inbox.receive(far.apply)
+    far.staff.look_after()
 
 
 def test_no_more_workers_than_jobs(far: Controller) -> None:
-    far.start_workers()
+    far.staff.start()
     assert pool(far).launched == 1
 
 
@@ -140,23 +142,23 @@ def test_a_silent_worker_is_ended_and_replaced(far: Controller) -> None:
     assert (pool(far).lost, pool(far).launched) == ([], 1)
     for _ in range(3):
         cycle(far, 10)
-    assert (pool(far).lost, pool(far).launched, far.plan.replacements) == (["i-1"], 2, 2)
+    assert (pool(far).lost, pool(far).launched, far.fleet.plan.replacements) == (["i-1"], 2, 2)
     assert len(events(far, "worker_lost")) == 1
 
 
 def test_nobody_is_lost_while_the_queue_cannot_be_read_or_the_controller_slept(far: Controller) -> None:
     pool(far).start(1)
     online(far, "i-1")
-    far._events.failures = 0  # type: ignore[attr-defined]
-    receive = far._events.receive
+    far.fleet.events.failures = 0  # type: ignore[attr-defined]
+    receive = far.fleet.events.receive
 
     def broken(*_: Any) -> Any:
         raise ServiceError("cannot be reached", Fault("x", 500, "x", retryable=True))
 
-    far._events.receive = broken  # type: ignore[method-assign]
+    far.fleet.events.receive = broken  # type: ignore[method-assign]
     for _ in range(20):
         cycle(far, 10)
-    far._events.receive = receive  # type: ignore[method-assign]
+    far.fleet.events.receive = receive  # type: ignore[method-assign]
     cycle(far, 10)
     assert pool(far).lost == []
     cycle(far, 3600)  # suspended
@@ -186,21 +188,21 @@ def test_replacements_are_bounded(far: Controller) -> None:
         pool(far).gone = [Lost(name, f"EC2 says {number}", [])]
         cycle(far)
     assert pool(far).launched == 2 + 3
-    assert far._verdict is not None
-    assert far._verdict.reason == "too many workers were lost"
+    assert far.fleet.verdict is not None
+    assert far.fleet.verdict.reason == "too many workers were lost"
 
 
 def test_when_the_first_boots_all_fail_the_fleet_ends(far: Controller) -> None:
     pool(far).start(2)
-    far._apply(BootstrapFailed(fleet_id=FLEET, instance_id="i-1", ts=now(), lines=["no disk"]))
+    far.apply(BootstrapFailed(fleet_id=FLEET, instance_id="i-1", ts=now(), lines=["no disk"]))
     pool(far).gone = [Lost("i-1", "it shut itself down", [])]
     cycle(far)
-    assert (far._verdict, pool(far).launched) == (None, 2)  # the other one may come
+    assert (far.fleet.verdict, pool(far).launched) == (None, 2)  # the other one may come
     pool(far).gone = [Lost("i-2", "EC2 says Server.InternalError", [])]
     cycle(far)
-    assert far._verdict is not None
+    assert far.fleet.verdict is not None
     assert pool(far).launched == 2
-    assert (far._verdict.reason or "").startswith("no worker could start")
+    assert (far.fleet.verdict.reason or "").startswith("no worker could start")
     first, second = events(far, "bootstrap_failed")
     assert "no disk" in first
     assert "EC2 says Server.InternalError" in second
@@ -208,20 +210,20 @@ def test_when_the_first_boots_all_fail_the_fleet_ends(far: Controller) -> None:
 
 def test_what_can_never_be_launched_ends_the_fleet_with_the_reason(far: Controller) -> None:
     pool(far).refusal = CannotLaunch("the launch template is gone: run `make apply`")
-    far.start_workers()
-    assert far._verdict is not None
-    assert far._verdict.reason == "the launch template is gone: run `make apply`"
+    far.staff.start()
+    assert far.fleet.verdict is not None
+    assert far.fleet.verdict.reason == "the launch template is gone: run `make apply`"
 
 
 def test_throttled_looks_are_said_once_and_end_nothing(far: Controller) -> None:
     said: list[str] = []
-    far.view.note = said.append  # type: ignore[method-assign]
+    far.fleet.view.note = said.append  # type: ignore[method-assign]
     pool(far).start(1)
     pool(far).trouble = ServiceError("EC2 throttles", Fault("RequestLimitExceeded", 503, "x", retryable=True))
     for _ in range(12):
         cycle(far, 15)
     assert said == ["the workers: EC2 throttles; going on"]
-    assert (far._verdict, pool(far).names) == (None, ["i-1"])
+    assert (far.fleet.verdict, pool(far).names) == (None, ["i-1"])
 
 
 def test_more_workers_come_while_jobs_wait_and_all_are_busy(far: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +231,7 @@ def test_more_workers_come_while_jobs_wait_and_all_are_busy(far: Controller, mon
     online(far, "i-1", running=("00000000000000aa",))
     cycle(far)
     assert pool(far).launched == 1
-    monkeypatch.setattr(far._jobs, "counts", lambda: module_counts(1))
+    monkeypatch.setattr(far.fleet.jobs, "counts", lambda: module_counts(1))
     cycle(far, 30)
     assert pool(far).launched == 2
     cycle(far, 30)
@@ -248,20 +250,20 @@ def test_expired_credentials_leave_the_fleet(far: Controller) -> None:
     verdict = far.run()
     assert (verdict.ending, verdict.reason) == ("left", str(EXPIRED))
     assert (pool(far).stopped, pool(far).names) == ([], ["i-1"])
-    control = Control.from_json(far.storage.get(layout.control(FLEET)).body)
+    control = Control.from_json(far.fleet.storage.get(layout.control(FLEET)).body)
     assert (control.state, control.controller) == ("running", "")
 
 
 def interrupt(far: Controller) -> None:
     """Ctrl-C as the loop reaches the workers."""
-    ended = far.pool.ended
+    ended = far.fleet.pool.ended
 
     def once() -> list[Lost]:
-        far.pool.ended = ended  # type: ignore[method-assign]
+        far.fleet.pool.ended = ended  # type: ignore[method-assign]
         signal.raise_signal(signal.SIGINT)
         return []
 
-    far.pool.ended = once  # type: ignore[method-assign]
+    far.fleet.pool.ended = once  # type: ignore[method-assign]
 
 
 def test_ctrl_c_leaves_and_a_second_one_stops(far: Controller) -> None:
@@ -288,7 +290,7 @@ def test_a_second_ctrl_c_within_seconds_stops(far: Controller) -> None:
 
 def test_the_end_is_told_and_says_what_it_cost(far: Controller) -> None:
     told: list[tuple[str, str]] = []
-    far.tell = lambda subject, text: told.append((subject, text))
+    far.fleet.tell = lambda subject, text: told.append((subject, text))
     assert far.close("its deadline passed").ending == "stopped"
     assert told == [
         (f"fleet {FLEET} has ended: stopped", "0 of 1 jobs and 0 of 1 samples completed; its deadline passed")

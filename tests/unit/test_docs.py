@@ -11,7 +11,7 @@ from urllib.parse import urlparse
 import pytest
 
 from evalops import docs_cli
-from evalops.fleet import controller
+from evalops.fleet import ending
 from evalworker.contract import events, failures
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,7 +95,7 @@ def test_bounds_in_the_table_of_failures_are_those_of_the_code() -> None:
     text = (ROOT / "docs/design.md").read_text("utf-8")
     said = set(re.findall(r"up to (\d+) attempts", text))
     assert said == {str(failures.MAX_ATTEMPTS), str(failures.MAX_RATE_LIMITED)}
-    assert controller.STOP_PATIENCE_S <= 60, "the design says that a worker is gone within a minute"
+    assert ending.STOP_PATIENCE_S <= 60, "the design says that a worker is gone within a minute"
 
 
 def test_examples_of_events_are_events() -> None:

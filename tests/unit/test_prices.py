@@ -6,7 +6,7 @@ import click
 import pytest
 from inspect_ai.model import ModelCost, get_model_info, set_model_cost
 
-from evalops.fleet import submit
+from evalops.fleet import preflight, request
 from evalops.ui import EXIT_USAGE
 from evalworker import prices
 from evalworker.arguments import decode, encode
@@ -82,19 +82,19 @@ def test_a_budget_is_refused_without_every_price() -> None:
     with pytest.raises(
         click.ClickException, match=r"--budget needs the price of m/b, m/g: add it to a file"
     ) as refused:
-        submit.check_prices(["m/a", "m/b", "none/none"], arguments)
+        preflight.check_prices(["m/a", "m/b", "none/none"], arguments)
     assert refused.value.exit_code == EXIT_USAGE
-    submit.check_prices(["m/a", "none/none"], {prices.ARGUMENT: {"m/a": ModelCost(**PRICE)}})
+    preflight.check_prices(["m/a", "none/none"], {prices.ARGUMENT: {"m/a": ModelCost(**PRICE)}})
 
 
 def test_a_budget_stays_with_the_run_until_another_is_given() -> None:
     earlier = Guards(budget_usd=1.0, token_budget=5, canary=True)
-    kept = submit.inherited(Guards(budget_usd=2.0, stall_after_s=9), earlier)
+    kept = request.inherited(Guards(budget_usd=2.0, stall_after_s=9), earlier)
     assert kept == Guards(budget_usd=2.0, token_budget=5, stall_after_s=9)
 
 
 def test_workers_look_more_often_while_money_is_counted() -> None:
-    usual = submit.limits_of(submit.Request())
-    counted = submit.limits_of(submit.Request(guards=Guards(token_budget=1)))
+    usual = request.limits_of(request.Request(), "local")
+    counted = request.limits_of(request.Request(guards=Guards(token_budget=1)), "local")
     assert counted.control_s < usual.control_s
     assert counted.model_copy(update={"control_s": usual.control_s}) == usual

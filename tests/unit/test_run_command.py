@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evalops.commands import run as module
+from evalops.commands import detach, follow
 from evalops.fleet.stream import Fenced
 from evalops.settings import Settings
 from evalops.ui import EXIT_LEFT_RUNNING, Failure
@@ -27,10 +27,10 @@ def test_a_fleet_whose_controller_had_to_give_up_is_left_running(
     def give_up() -> None:
         raise error
 
-    monkeypatch.setattr(module, "_banner", lambda controller: None)
-    controller: Any = SimpleNamespace(fleet_id=FLEET, run=give_up)
+    monkeypatch.setattr(follow, "_banner", lambda fleet: None)
+    controller: Any = SimpleNamespace(fleet=SimpleNamespace(fleet_id=FLEET), run=give_up)
     with pytest.raises(Failure) as failed:
-        module.follow(controller, SURROUNDINGS, json_output=False)
+        follow.follow(controller, SURROUNDINGS, json_output=False)
     assert failed.value.exit_code == EXIT_LEFT_RUNNING
     assert str(error) in failed.value.message
 
@@ -46,7 +46,7 @@ def test_detached_is_the_same_command_with_json_in_place(tmp_path: Path, monkeyp
             self.stdout = io.BytesIO(f'{{"fleet_id": "{FLEET}"}}\n'.encode())
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(module.subprocess, "Popen", Process)
+    monkeypatch.setattr(detach.subprocess, "Popen", Process)
     monkeypatch.setattr(sys, "argv", ["/bin/ct", "run", "eval", "--detach", "--", "a.py"])
-    module._detach()
+    detach.detach()
     assert started[0][-6:] == ["ct", "run", "eval", "--json", "--", "a.py"]

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from evalops.fleet import lanes, submit
+from evalops import code
+from evalops.fleet import lanes, ownership, preflight, request, submit, takeover
 from evalops.fleet.ledger import Ledger
 from evalops.fleet.workers import default_slots
 from evalops.settings import Settings
@@ -72,24 +73,24 @@ def sentence(call: Callable[[], Any]) -> str:
     ],
 )
 def test_durations(text: str, found: timedelta) -> None:
-    assert submit.deadline_of(text) == found
+    assert request.deadline_of(text) == found
 
 
 @pytest.mark.parametrize("text", ["", "h", "12", "1w", "-1h", "0m", "nand", "infh", "1e300d", "9999999d", "1h30m"])
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(ValueError, match=r"duration|over before|too long"):
-        submit.deadline_of(text)
+        request.deadline_of(text)
 
 
 def test_a_run_is_resumed_with_its_own_jobs() -> None:
-    submit.check_same(manifest(spec(1), spec(2)), [spec(2), spec(1)])
+    preflight.check_same(manifest(spec(1), spec(2)), [spec(2), spec(1)])
     assert "also holds t with scripted/good" in sentence(
-        lambda: submit.check_same(manifest(spec(1), spec(2)), [spec(2)])
+        lambda: preflight.check_same(manifest(spec(1), spec(2)), [spec(2)])
     )
-    said = sentence(lambda: submit.check_same(manifest(spec(1)), [spec(1), spec(3, "other")]))
+    said = sentence(lambda: preflight.check_same(manifest(spec(1)), [spec(1), spec(3, "other")]))
     assert "does not hold other with scripted/good" in said
     assert "other arguments" not in said
-    assert "other arguments" in sentence(lambda: submit.check_same(manifest(spec(1)), [spec(3)]))
+    assert "other arguments" in sentence(lambda: preflight.check_same(manifest(spec(1)), [spec(3)]))
 
 
 def owned(store: LocalStorage, **changes: Any) -> None:
@@ -101,7 +102,7 @@ def owned(store: LocalStorage, **changes: Any) -> None:
 
 def test_the_same_jobs_are_not_paid_for_twice(store: LocalStorage) -> None:
     owned(store)
-    said = sentence(lambda: submit.check_not_running(store, [spec(2), spec(1)], "me"))
+    said = sentence(lambda: preflight.check_not_running(store, [spec(2), spec(1)], "me"))
     assert f"ct fleet status {FLEET}" in said
     assert "--new-fleet" in said
 
@@ -112,45 +113,47 @@ def test_the_same_jobs_are_not_paid_for_twice(store: LocalStorage) -> None:
 )
 def test_fleets_that_do_not_matter(store: LocalStorage, changes: dict[str, Any]) -> None:
     owned(store, **changes)
-    submit.check_not_running(store, [spec(1), spec(2)], "me")
+    preflight.check_not_running(store, [spec(1), spec(2)], "me")
 
 
 def test_other_jobs_may_run_beside(store: LocalStorage) -> None:
     owned(store)
-    submit.check_not_running(store, [spec(1)], "me")
+    preflight.check_not_running(store, [spec(1)], "me")
 
 
 def test_a_fleet_with_a_living_controller_is_not_driven_twice() -> None:
-    here = control(controller=submit.controller_name())
-    assert submit.controller_name() in sentence(lambda: submit.refuse_if_driven(FLEET, here))
+    here = control(controller=ownership.controller_name())
+    assert ownership.controller_name() in sentence(lambda: ownership.refuse_if_driven(FLEET, here))
     elsewhere = control(controller="another-machine:1")
-    assert "another-machine:1" in sentence(lambda: submit.refuse_if_driven(FLEET, elsewhere))
+    assert "another-machine:1" in sentence(lambda: ownership.refuse_if_driven(FLEET, elsewhere))
 
 
 def test_a_fleet_whose_controller_has_gone_may_be_driven() -> None:
     child = subprocess.Popen(["true"])
     child.wait()
-    submit.refuse_if_driven(FLEET, control(controller=f"{socket.gethostname()}:{child.pid}"))
-    silent = now() - timedelta(seconds=submit.CONTROLLER_ALIVE_S + 1)
-    submit.refuse_if_driven(FLEET, control(controller="another-machine:1", beat=silent))
+    ownership.refuse_if_driven(FLEET, control(controller=f"{socket.gethostname()}:{child.pid}"))
+    silent = now() - timedelta(seconds=ownership.CONTROLLER_ALIVE_S + 1)
+    ownership.refuse_if_driven(FLEET, control(controller="another-machine:1", beat=silent))
 
 
 def test_a_missing_a_refused_and_a_strange_manifest_are_three_sentences(
     store: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "there is no run" in sentence(lambda: submit.read_manifest(store, SETTINGS, FLEET))
+    assert "there is no run" in sentence(lambda: preflight.read_manifest(store, SETTINGS, FLEET))
     store.put(layout.manifest(FLEET), b'{"schema":2}')
-    assert "cannot be read by this version" in sentence(lambda: submit.read_manifest(store, SETTINGS, FLEET))
+    assert "cannot be read by this version" in sentence(lambda: preflight.read_manifest(store, SETTINGS, FLEET))
 
     def denied(key: str) -> None:
         raise Denied("access to it was refused")
 
     monkeypatch.setattr(store, "get", denied)
-    assert "cannot be read: access to it was refused" in sentence(lambda: submit.read_manifest(store, SETTINGS, FLEET))
+    assert "cannot be read: access to it was refused" in sentence(
+        lambda: preflight.read_manifest(store, SETTINGS, FLEET)
+    )
 
 
 def test_the_state_of_the_tree_that_is_submitted(tmp_path: Path) -> None:
-    assert submit.git_state(tmp_path) is None
+    assert code.state(tmp_path) is None
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
     def git(*words: str) -> None:
@@ -161,11 +164,11 @@ def test_the_state_of_the_tree_that_is_submitted(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a")
     git("add", "a")
     git("commit", "-m", "a")
-    state = submit.git_state(tmp_path)
+    state = code.state(tmp_path)
     assert state is not None
     assert (len(state["commit"]), state["dirty"]) == (40, False)
     (tmp_path / "b").write_text("b")
-    assert (submit.git_state(tmp_path) or {})["dirty"] is True
+    assert (code.state(tmp_path) or {})["dirty"] is True
 
 
 @pytest.mark.parametrize(("cpus", "workers", "slots"), [(8, 2, 4), (2, 2, 1), (1, 4, 1), (None, 1, 1)])
@@ -185,7 +188,7 @@ def test_what_a_resume_adds_to_the_manifest_holds_no_secret(
     store.put(layout.manifest(FLEET), old.to_bytes())
     store.put(layout.control(FLEET), control(state="ended").to_bytes())
     shipped = {"requirements": ["mine @ https://example.org/mine.whl?token=hf_0123456789abcdef"]}
-    said = sentence(lambda: submit.resume(SETTINGS, store, submit.Request(), old, shipped))
+    said = sentence(lambda: submit.resume(SETTINGS, store, request.Request(), old, shipped))
     assert "HF_TOKEN" in said
     assert store.get(layout.manifest(FLEET)).body == old.to_bytes()
 
@@ -201,17 +204,21 @@ def test_a_fleet_that_could_not_be_started_leaves_no_workers(
     def refuse() -> None:
         raise error
 
-    fake = SimpleNamespace(
+    fleet = SimpleNamespace(
         stream=SimpleNamespace(restore=lambda: iter(()), append=lambda events: None, store=list),
-        start_workers=lambda: done.append("workers"),
-        send_open_jobs=refuse,
+    )
+    fake = SimpleNamespace(
+        staff=SimpleNamespace(start=lambda: done.append("workers")),
+        dispatch=SimpleNamespace(send_open_jobs=refuse),
         close=lambda reason: done.append("closed"),
     )
     monkeypatch.setattr(submit, "_embedded_lane", lambda *_: None)
-    monkeypatch.setattr(submit, "_controller", lambda *_: fake)
+    monkeypatch.setattr(submit, "fleet_of", lambda *_: fleet)
+    monkeypatch.setattr(submit, "fleet_start", lambda *_: {})
+    monkeypatch.setattr(submit, "Controller", lambda _: fake)
     run = manifest(spec(1))
     with pytest.raises(seen):
-        submit._begin(SETTINGS, store, submit.Request(), run, control(), "etag", Ledger(run.jobs))
+        submit._begin(SETTINGS, store, request.Request(), run, control(), "etag", Ledger(run.jobs))
     assert done == ["workers", "closed"]
 
 
@@ -224,7 +231,7 @@ def test_a_lane_past_its_deadline_is_freed_whatever_its_fleet_has_left(store: Lo
         name="lane-01", jobs="j", events="e", dead="d", fleet_id=FLEET, owner="me", until=now() - timedelta(hours=1)
     )
     store.put(layout.lane("lane-01"), lane.to_bytes())
-    submit.close_abandoned(SETTINGS, store, lane)
+    takeover.close_abandoned(SETTINGS, store, lane)
     (freed, _), *_ = lanes.lanes(store)
     assert freed.fleet_id is None
     assert not list(store.list(layout.segments(FLEET))), "a fleet that had ended got a second summary"

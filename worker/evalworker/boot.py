@@ -28,7 +28,7 @@ def settle(
 ) -> None:
     """Return if this process (`python -m MODULE ARGV…`) is what the run asks for, else replace it. Raises BootError, StorageError."""
     manifest = Manifest.from_json(storage.get(layout.manifest(fleet_id)).body)
-    own = wheel.digest()
+    own = wheel.own()
     if PLACE in os.environ:
         if manifest.worker not in (None, own):
             raise BootError(f"the worker runs evalworker {own} although it started {manifest.worker}: check PYTHONPATH")
@@ -53,7 +53,7 @@ def settle(
 
 def versions() -> dict[str, str]:
     """With what this process runs: Python, Inspect, and the fingerprint of its `evalworker`."""
-    found = {"python": platform.python_version(), "evalworker": wheel.digest()}
+    found = {"python": platform.python_version(), "evalworker": wheel.own()}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["inspect-ai"] = importlib.metadata.version("inspect-ai")
     return found

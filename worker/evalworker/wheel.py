@@ -4,6 +4,7 @@ The agent compares its own fingerprint with the run's; `evalops.wheel` builds wh
 old must still be able to do this, so neither the fingerprint nor the wheel's layout ever changes.
 """
 
+import functools
 import hashlib
 import os
 import shutil
@@ -31,6 +32,12 @@ def digest(package: Path = PACKAGE) -> str:
     for name, path in files_of(package):
         total.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return total.hexdigest()[:32]
+
+
+@functools.cache
+def own() -> str:
+    """The fingerprint of this process's package: read once."""
+    return digest()
 
 
 def unpack(storage: Storage, wanted: str, folder: Path) -> Path:

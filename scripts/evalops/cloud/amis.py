@@ -11,7 +11,6 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from evalops.cloud.names import Names
 from evalops.cloud.payload import CloudError, Fingerprint
 from evalworker import aws
 
@@ -81,15 +80,16 @@ def parse(raw: dict[str, Any]) -> Image:
     )
 
 
-def uses(ec2: Any, ssm: Any, names: Names, images: Iterable[Image]) -> dict[str, list[str]]:
+def uses(ec2: Any, ssm: Any, parameters: dict[str, str], images: Iterable[Image]) -> dict[str, list[str]]:
     """Who uses each image: a parameter, a launch template (any version, of anybody), an instance that is not terminated.
 
+    `parameters`: what the launch templates resolve, by architecture (`Estate.workers.images`).
     Raises CloudError when one of the three cannot be asked: what is not known to be free is in use.
     """
     wanted = {image.image_id for image in images}
     found: dict[str, list[str]] = {}
-    for architecture, value in active(ssm, names).items():
-        found.setdefault(value, []).append(f"parameter {names.images[architecture]}")
+    for architecture, value in active(ssm, parameters).items():
+        found.setdefault(value, []).append(f"parameter {parameters[architecture]}")
     for template in pages(ec2, "describe_launch_templates", "LaunchTemplates"):
         identity = template["LaunchTemplateId"]
         for version in pages(
@@ -110,14 +110,22 @@ def uses(ec2: Any, ssm: Any, names: Names, images: Iterable[Image]) -> dict[str,
     return found
 
 
-def active(ssm: Any, names: Names) -> dict[str, str]:
+def active(ssm: Any, parameters: dict[str, str]) -> dict[str, str]:
     """By architecture the image that workers boot next. Raises CloudError."""
     try:
-        answer = ssm.get_parameters(Names=sorted(names.images.values()))
+        answer = ssm.get_parameters(Names=sorted(parameters.values()))
     except (ClientError, BotoCoreError) as error:
         raise CloudError(f"cannot read the image parameters: {aws.explain(error).text}") from None
     values = {item["Name"]: item["Value"] for item in answer["Parameters"]}
-    return {architecture: values[name] for architecture, name in names.images.items() if name in values}
+    return {architecture: values[name] for architecture, name in parameters.items() if name in values}
+
+
+def activate(ssm: Any, parameter: str, image: str) -> None:
+    """Let the launch template resolve to this image from the next launch on. Raises CloudError."""
+    try:
+        ssm.put_parameter(Name=parameter, Value=image, Type="String", DataType="aws:ec2:image", Overwrite=True)
+    except (ClientError, BotoCoreError) as error:
+        raise CloudError(f"cannot set {parameter} to {image}: {aws.explain(error).text}", 1) from None
 
 
 def plan(

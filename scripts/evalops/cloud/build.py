@@ -19,8 +19,8 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from evalops.cloud import amis, leftovers, packer, payload, sandboxes
-from evalops.cloud.names import Names
 from evalops.cloud.payload import CloudError, Fingerprint
+from evalops.infra.estate import Estate
 from evalworker import aws
 from evalworker.contract.wire import now
 
@@ -254,18 +254,18 @@ def _await_image(ec2: Any, image: amis.Image) -> None:
         time.sleep(5)
 
 
-def preflight(order: Order, names: Names | None, region: str, activate: bool) -> None:
+def preflight(order: Order, estate: Estate | None, region: str, activate: bool) -> None:
     """What can be refused before money is spent. Raises CloudError."""
     if order.architecture not in DEBIAN:
         raise CloudError(f"--arch {order.architecture}: must be one of {', '.join(DEBIAN)}")
-    if activate and names is not None and order.architecture not in names.images:
-        known = ", ".join(sorted(names.images)) or "none"
+    if activate and estate is not None and order.architecture not in estate.workers.images:
+        known = ", ".join(sorted(estate.workers.images)) or "none"
         raise CloudError(
             f"the estate {order.estate!r} has no {order.architecture} workers (only {known}): add an instance type of that "
             "architecture to terraform.tfvars and run `make apply`, or build with --no-activate"
         )
-    if names is not None and names.region != region:
-        raise CloudError(f"the estate {order.estate!r} is in {names.region}, not in {region}: set AWS_DEFAULT_REGION")
+    if estate is not None and estate.region != region:
+        raise CloudError(f"the estate {order.estate!r} is in {estate.region}, not in {region}: set AWS_DEFAULT_REGION")
 
 
 def account(sts: Any) -> str:

@@ -11,7 +11,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from evalops import ui
 from evalops.batch import monitor, names, record, states, terminate
 from evalops.commands.options import json_option, refused
-from evalops.commands.run import Duration
+from evalops.commands.params import Duration
 from evalops.commands.status import print_survey
 from evalops.ec2 import preflight
 from evalops.infra.estate import Estate

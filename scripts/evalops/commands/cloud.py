@@ -13,8 +13,8 @@ import click
 from evalops import ui
 from evalops.cloud import amis as amis_
 from evalops.cloud import build, image, leftovers, packer, payload, sandboxes
-from evalops.cloud import names as names_
 from evalops.cloud.payload import CloudError
+from evalops.infra.estate import Estate, read_estate
 from evalops.settings import settings
 from evalworker import aws
 from evalworker.aws import ServiceError
@@ -108,41 +108,41 @@ def build_ami(
     poll_seconds: int,
 ) -> None:
     """Build the worker AMI of this checkout and let workers boot it from their next launch on."""
-    estate, root = settings().estate, payload.checkout()
+    name, root = settings().estate, payload.checkout()
     if check:
-        _check(estate, root, arch, tasks, images)
+        _check(name, root, arch, tasks, images)
         return
     build.account(aws.client("sts"))
-    names = _names(estate, needed=not no_activate)
+    estate = _estate(name, needed=not no_activate)
     region = _region()
     order = build.Order(
-        estate=estate,
+        estate=name,
         architecture=arch,
         tasks=tasks,
         images=images,
         ssh_from=ssh_from or (() if ssm_profile or dry_run else (_own_address(),)),
         ssm_profile=ssm_profile,
         private=private,
-        subnet=subnet or (names.subnets[0] if names and names.subnets else ""),
+        subnet=subnet or (estate.workers.subnets[0] if estate and estate.workers.subnets else ""),
         kms_key=kms_key,
         poll_seconds=poll_seconds,
     )
-    build.preflight(order, names, region, not no_activate)
+    build.preflight(order, estate, region, not no_activate)
     with build.prepared(order, root, region) as ready:
         if dry_run:
             _show_plan(ready, root, no_activate)
             return
-        found = build.run(ready, aws.client("ec2"), estate, ui.note)
-    if names is not None and not no_activate:
-        names_.activate(aws.client("ssm"), names.images[arch], found)
-        ui.note(f"workers of {estate!r} boot {found} from their next launch on")
+        found = build.run(ready, aws.client("ec2"), name, ui.note)
+    if estate is not None and not no_activate:
+        amis_.activate(aws.client("ssm"), estate.workers.images[arch], found)
+        ui.note(f"workers of {name!r} boot {found} from their next launch on")
     click.echo(found)
 
 
-def _names(estate: str, needed: bool) -> names_.Names | None:
+def _estate(name: str, needed: bool) -> Estate | None:
     try:
-        return names_.read(aws.client("ssm"), estate)
-    except CloudError:
+        return read_estate(name)
+    except ui.Failure:
         if needed:
             raise
         return None
@@ -197,11 +197,11 @@ def _check(estate: str, root: Path, arch: str, tasks: tuple[str, ...], images: P
 def amis(activate_id: str | None, json_output: bool) -> None:
     """List the worker AMIs, or choose the one that workers boot."""
     estate, ec2, ssm = settings().estate, aws.client("ec2"), aws.client("ssm")
-    names = names_.read(ssm, estate)
+    parameters = read_estate(estate).workers.images
     found = amis_.listed(ec2, estate)
     if activate_id:
-        _activate(activate_id, found, names)
-    used = amis_.uses(ec2, ssm, names, found)
+        _activate(activate_id, found, parameters)
+    used = amis_.uses(ec2, ssm, parameters, found)
     rows = [_row(one, used.get(one.image_id, [])) for one in found]
     if json_output:
         for row in rows:
@@ -218,13 +218,13 @@ def amis(activate_id: str | None, json_output: bool) -> None:
     ui.table(columns, shown, right=["GB"])
 
 
-def _activate(image_id: str, found: list[amis_.Image], names: names_.Names) -> None:
+def _activate(image_id: str, found: list[amis_.Image], parameters: dict[str, str]) -> None:
     wanted = next((one for one in found if one.image_id == image_id), None)
     if wanted is None or not wanted.complete:
         ui.fail(f"{image_id} is no finished worker image of this estate: `ct cloud amis` lists them")
-    if wanted.architecture not in names.images:
+    if wanted.architecture not in parameters:
         ui.fail(f"{image_id} is for {wanted.architecture}, and the estate has no such workers")
-    names_.activate(aws.client("ssm"), names.images[wanted.architecture], image_id)
+    amis_.activate(aws.client("ssm"), parameters[wanted.architecture], image_id)
     ui.note(f"workers boot {image_id} from their next launch on")
 
 
@@ -259,14 +259,14 @@ def clean_amis(keep: int, dry_run: bool, unfinished_after: float, json_output: b
     """Remove old worker AMIs with their snapshots, and what killed builds have left; never what is in use."""
     estate, ec2, ssm = settings().estate, aws.client("ec2"), aws.client("ssm")
     after, moment = timedelta(minutes=unfinished_after), now()
-    names = names_.read(ssm, estate)
+    parameters = read_estate(estate).workers.images
     found = amis_.listed(ec2, estate)
 
     def building(one: amis_.Image) -> bool:
         return leftovers.may_run("-".join(one.name.rsplit("-", 2)[1:]), moment, after)
 
     steps: list[tuple[str, bool, str, Callable[[], None]]] = []
-    for decision in amis_.plan(found, keep, amis_.uses(ec2, ssm, names, found), building):
+    for decision in amis_.plan(found, keep, amis_.uses(ec2, ssm, parameters, found), building):
         one = decision.image
         steps.append((one.image_id, decision.remove, decision.reason, partial(amis_.deregister, ec2, one)))
     for left in leftovers.find(ec2, estate):
@@ -315,12 +315,12 @@ def build_image(base: str, tag: str) -> None:
 def push_image(tag: str) -> None:
     """Push the worker image to the estate's registry and tell Terraform its digest."""
     root = payload.checkout()
-    names = names_.read(aws.client("ssm"), settings().estate)
+    estate = read_estate(settings().estate)
     print_ = payload.fingerprint(root)
     version = (
         f"{print_.version}-{print_.commit.replace('+', '-changed-')}{print_.worker if '+' in print_.commit else ''}"
     )
-    digest = image.push(aws.client("ecr"), names.repository, tag, version)
+    digest = image.push(aws.client("ecr"), estate.repository, tag, version)
     file = root / "terraform" / "terraform.tfvars"
     if image.write_digest(file, digest):
         ui.note(f"wrote the digest into {file.name}: run `make apply`")

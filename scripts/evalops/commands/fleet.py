@@ -9,11 +9,15 @@ from typing import Any
 import click
 
 from evalops import ui
-from evalops.commands.run import RunId, follow
-from evalops.ec2 import backend, preflight
+from evalops.commands.follow import follow
+from evalops.commands.params import RunId
+from evalops.ec2 import backend
+from evalops.ec2 import preflight as ec2_preflight
 from evalops.ec2.machines import Spending, spending
 from evalops.ec2.reaper import Reaper
-from evalops.fleet import look, submit
+from evalops.fleet import look, preflight, takeover
+from evalops.fleet.ownership import controller_gone
+from evalops.fleet.request import Request
 from evalops.fleet.view import line_of, scores_text
 from evalops.settings import settings
 from evalworker.aws import ServiceError
@@ -234,9 +238,9 @@ def _status_record(sight: look.Sight) -> dict[str, Any]:
 def attach(fleet_id: str, max_workers: int | None, json_output: bool) -> None:
     """Drive a fleet on whose controller has gone, from any directory that has the same root."""
     surroundings = settings()
-    storage = submit.open_root(surroundings)
-    manifest = submit.read_manifest(storage, surroundings, fleet_id)
-    controller = submit.attach(surroundings, storage, submit.Request(workers=max_workers, quiet=json_output), manifest)
+    storage = preflight.open_root(surroundings)
+    manifest = preflight.read_manifest(storage, surroundings, fleet_id)
+    controller = takeover.attach(surroundings, storage, Request(workers=max_workers, quiet=json_output), manifest)
     follow(controller, surroundings, json_output=json_output)
 
 
@@ -250,9 +254,9 @@ def stop(fleet_id: str, at_once: bool, json_output: bool) -> None:
     control = _ask_to_stop(storage, fleet_id, at_once)
     surroundings = settings()
     if control.state != "ended":
-        if submit.controller_gone(control):
-            manifest = submit.read_manifest(storage, surroundings, fleet_id)
-            submit.attach(surroundings, storage, submit.Request(quiet=True), manifest).run()
+        if controller_gone(control):
+            manifest = preflight.read_manifest(storage, surroundings, fleet_id)
+            takeover.attach(surroundings, storage, Request(quiet=True), manifest).run()
         else:
             _wait_for_end(storage, fleet_id)
     sight = _look(storage, fleet_id)
@@ -301,7 +305,7 @@ def _wait_for_end(storage: Storage, fleet_id: str) -> None:
 def logs(fleet_id: str, worker: str | None, lines: int, json_output: bool) -> None:
     """Print the workers' logs: of ended ones from storage, of those on this machine as they grow."""
     storage = _storage()
-    manifest = submit.read_manifest(storage, settings(), fleet_id)
+    manifest = preflight.read_manifest(storage, settings(), fleet_id)
     found: dict[str, bytes] = {}
     for info in storage.list(layout.worker_logs(fleet_id)):
         name = Path(info.key).stem
@@ -400,8 +404,8 @@ def reap(dry_run: bool, quiet: bool, json_output: bool) -> None:
 
     A machine or disk is marked on one pass and ended on a later one; a fleet without a controller gets its summary.
     """
-    surroundings, estate = preflight.surroundings(settings())
-    reaper = Reaper(surroundings, estate, submit.open_root(surroundings), dry_run)
+    surroundings, estate = ec2_preflight.surroundings(settings())
+    reaper = Reaper(surroundings, estate, preflight.open_root(surroundings), dry_run)
     for decision in reaper.run():
         thing = decision.thing
         if quiet and decision.action == "keep":

@@ -1,71 +1,26 @@
 """`ct run eval` and `ies run fleet`: submit an evaluation to a fleet and follow it to its end."""
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import click
 
 from evalops import planner, shipping
-from evalops.fleet import submit
-from evalops.fleet.controller import Controller, launch_record
-from evalops.fleet.guards import Verdict
-from evalops.fleet.stream import Fenced
-from evalops.fleet.view import results_table
+from evalops.commands.detach import detach
+from evalops.commands.follow import follow
+from evalops.commands.params import Duration, RunId
+from evalops.fleet import preflight, submit
+from evalops.fleet.request import DEFAULT_WORKERS, Request
 from evalops.infra.estate import Estate
 from evalops.inspect_options import InspectCommand, TypedArguments, given_names, typed_arguments, typed_options
-from evalops.report import build as report
 from evalops.settings import Settings, settings
-from evalops.ui import EXIT_FAILURES, EXIT_LEFT_RUNNING, EXIT_STOPPED, EXIT_USAGE, Failure, emit_json, fail, note
+from evalops.ui import EXIT_USAGE, Failure, emit_json, fail, note
 from evalworker import prices
 from evalworker.arguments import decode, encode
 from evalworker.aws import ServiceError
-from evalworker.contract import layout
 from evalworker.contract.documents import Guards, JobSpec, Machines, Manifest, Market
-from evalworker.contract.ids import BadId, check_run_id
 from evalworker.storage import Storage
-
-EXIT_CODES = {
-    "complete": 0,
-    "failures": EXIT_FAILURES,
-    "stopped": EXIT_STOPPED,
-    "left": EXIT_LEFT_RUNNING,
-    "cancelled": 130,
-}
-
-
-class RunId(click.ParamType[str]):
-    """A run id in any of its forms."""
-
-    name = "RUN_ID"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Check it."""
-        try:
-            return check_run_id(value)
-        except BadId as error:
-            self.fail(str(error), param, ctx)
-
-
-class Duration(click.ParamType[timedelta]):
-    """A duration such as 90m, 12h or 2d."""
-
-    name = "DURATION"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        """Parse it."""
-        if isinstance(value, timedelta):
-            return value
-        try:
-            return submit.deadline_of(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 def machine_options(command: Any) -> Any:
@@ -180,10 +135,10 @@ def run_eval(ctx: click.Context, /, **options: Any) -> None:
     """
     _check_backend(options)
     if options["detach"]:
-        _detach()
+        detach()
         return
     surroundings = settings()
-    request = submit.Request(
+    request = Request(
         workers=options["max_workers"],
         concurrency=options["concurrency_per_worker"],
         slots=options["slots"],
@@ -236,35 +191,35 @@ class Target:
     estate: Estate | None = None
 
 
-def _target(options: dict[str, Any], surroundings: Settings, request: submit.Request) -> Target:
+def _target(options: dict[str, Any], surroundings: Settings, request: Request) -> Target:
     """Check who we are on AWS, and with what estate."""
     if not options["ec2"]:
         return Target("local", surroundings)
-    from evalops.ec2 import preflight
+    from evalops.ec2 import preflight as ec2_preflight
 
-    surroundings, estate = preflight.surroundings(surroundings)
-    preflight.check_deadline(request.deadline, estate)
+    surroundings, estate = ec2_preflight.surroundings(surroundings)
+    ec2_preflight.check_deadline(request.deadline, estate)
     return Target("ec2", surroundings, estate)
 
 
-def _machines(options: dict[str, Any], target: Target, request: submit.Request, jobs: list[JobSpec]) -> Machines | None:
+def _machines(options: dict[str, Any], target: Target, request: Request, jobs: list[JobSpec]) -> Machines | None:
     """What workers are launched from; None for workers of this machine."""
     if target.estate is None:
         return None
-    from evalops.ec2 import preflight
+    from evalops.ec2 import preflight as ec2_preflight
 
     markets: dict[str | None, list[Market]] = {"spot-only": ["spot"], "on-demand": ["on-demand"]}
-    wanted = preflight.Wanted(
-        workers=min(request.workers or submit.DEFAULT_WORKERS, max(1, len(jobs))),
-        markets=markets.get(options["market"], preflight.SPOT_FIRST),
+    wanted = ec2_preflight.Wanted(
+        workers=min(request.workers or DEFAULT_WORKERS, max(1, len(jobs))),
+        markets=markets.get(options["market"], ec2_preflight.SPOT_FIRST),
         on_demand_base=options["on_demand_base"] or 0,
         instance_types=options["instance_types"],
         image=options["ami"],
     )
-    return preflight.machines(target.estate, wanted)
+    return ec2_preflight.machines(target.estate, wanted)
 
 
-def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, request: submit.Request) -> None:
+def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, request: Request) -> None:
     given = typed_arguments(ctx, resuming=options["run_id"] is not None)
     wishes = shipping.Wishes(options["packages"], options["secrets"], options["require_clean"], options["ship_code"])
     target = _target(options, surroundings, request)
@@ -273,15 +228,13 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
     resumed: Manifest | None = None
     storage: Storage | None = None
     if options["run_id"]:
-        storage = submit.open_root(surroundings)
-        resumed = submit.read_manifest(storage, surroundings, options["run_id"])
+        storage = preflight.open_root(surroundings)
+        resumed = preflight.read_manifest(storage, surroundings, options["run_id"])
         _check_same_backend(resumed, backend)
         shipping.check_versions(resumed, force=options["force"])
     planned = resumed is None or bool(given.tasks)
-    if not planned and (typed := typed_options(ctx)):
-        fail(
-            f"with --run-id alone the run keeps its own options: to change {typed[0]}, repeat the whole command with --run-id"
-        )
+    if resumed is not None and not planned:
+        _check_alone(ctx, resumed)
     if planned and not options["json_output"]:
         note("loading the tasks …")
     jobs = _plan(given, luggage) if resumed is None or planned else resumed.jobs
@@ -291,16 +244,16 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
         return
     arguments = _arguments(given, resumed)
     if request.guards.budget_usd is not None:
-        submit.check_prices((spec.model for spec in jobs), arguments)
-    storage = storage or submit.open_root(surroundings)
+        preflight.check_prices((spec.model for spec in jobs), arguments)
+    storage = storage or preflight.open_root(surroundings)
     if machines is not None and target.estate is not None:
-        from evalops.ec2 import preflight
+        from evalops.ec2 import preflight as ec2_preflight
 
-        preflight.check_keys(target.estate, (spec.model for spec in jobs), luggage.secrets)
-        preflight.prepare_boot(storage, machines, target.estate)
+        ec2_preflight.check_keys(target.estate, (spec.model for spec in jobs), luggage.secrets)
+        ec2_preflight.prepare_boot(storage, machines, target.estate)
     if resumed is None:
         if not options["new_fleet"]:
-            submit.check_not_running(storage, jobs, surroundings.owner)
+            preflight.check_not_running(storage, jobs, surroundings.owner)
         encoded = encode(arguments)
         models = encode({"models": given.models})["models"]
         shipped = shipping.ship(wishes, luggage, backend, storage)
@@ -308,7 +261,7 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
             surroundings, storage, request, jobs, encoded, models, given.environment, shipped, machines
         )
     else:
-        submit.check_same(resumed, jobs)
+        preflight.check_same(resumed, jobs)
         again = shipping.ship(wishes, luggage, backend, storage) if planned else shipping.same_code(luggage, resumed)
         if planned:  # the same jobs, so what differs changes no result: retries, time-outs, buffers
             again |= {"arguments": encode(arguments)}
@@ -367,126 +320,15 @@ def _plan(given: Any, luggage: shipping.Luggage) -> list[JobSpec]:
         raise Failure(error.sentence, error.exit) from error
 
 
-def follow(controller: Controller, surroundings: Settings, *, json_output: bool) -> None:
-    """Show where to look, drive the fleet to its end, show the results, and end with the exit code."""
-    if json_output:
-        click.echo(launch_record(controller.manifest, controller.stream.path, surroundings.root, os.getpid()))
-    else:
-        _banner(controller)
-    try:
-        verdict = controller.run()
-    except ServiceError as error:
-        raise Failure(
-            f"{error}; the fleet has no controller now: ct fleet attach {controller.fleet_id} drives it on",
-            EXIT_LEFT_RUNNING,
-        ) from error
-    except Fenced as error:
-        raise Failure(str(error), EXIT_LEFT_RUNNING) from error
-    shown = None if verdict.ending == "left" else _write_report(controller)
-    if json_output:
-        emit_json(_done_record(controller, verdict) | {"report": shown})
-    elif verdict.ending == "left":
-        _left(controller, verdict, surroundings)
-    else:
-        results_table(controller.ledger)
-        _closing(controller, verdict, shown)
-    code = EXIT_CODES[verdict.ending]
-    if verdict.ending == "cancelled" and controller.signal_number is not None:
-        code = 128 + controller.signal_number
-    sys.exit(code)
-
-
-def _banner(controller: Controller) -> None:
-    fleet_id = controller.fleet_id
-    shown = os.path.relpath(controller.stream.path)
-    jobs, samples = len(controller.ledger.open_jobs), controller.ledger.samples.total
-    note(f"fleet   {fleet_id}: {jobs} job{'s' * (jobs != 1)}, {samples} samples")
-    note(f"events  {shown}")
-    note(f"watch   tail -f {shown}    or: ct fleet status {fleet_id}")
-    leave = "Ctrl-C twice       " if controller.pool.stays else "Ctrl-C             "
-    note(f"stop    {leave}or: ct fleet stop {fleet_id}")
-    if controller.pool.stays:
-        note(f"leave   Ctrl-C             and: ct fleet attach {fleet_id}")
-
-
-def _left(controller: Controller, verdict: Verdict, surroundings: Settings) -> None:
-    """The fleet goes on without us: what to type."""
-    fleet_id = controller.fleet_id
-    root = "" if os.environ.get("S3_BUCKET_NAME") else f"S3_BUCKET_NAME={surroundings.bucket} "
-    note(
-        f"the fleet {fleet_id} goes on without this command ({verdict.reason}), until {controller.control.deadline:%F %H:%M} UTC"
-    )
-    note(f"attach  {root}ct fleet attach {fleet_id}")
-    note(f"stop    {root}ct fleet stop {fleet_id}")
-    if controller.control.budgeted:
-        note("with a budget, workers take no new jobs when nobody has counted for 10 minutes: attach before")
-
-
-def _write_report(controller: Controller) -> str | None:
-    """The run's HTML report beside its logs; what goes wrong there must not hide how the fleet ended."""
-    try:
-        return report.write(controller.storage, controller.fleet_id)
-    except Exception as error:
-        note(f"the report was not written: {type(error).__name__}: {error}")
-        return None
-
-
-def _closing(controller: Controller, verdict: Verdict, shown: str | None) -> None:
-    fleet_id = controller.fleet_id
-    for job in controller.ledger.jobs.values():
-        if job.done is not None and job.done.status == "failed":
-            note(
-                f"{job.spec.name} with {job.spec.model} failed ({job.done.failure_category}): {job.done.error_summary}"
-            )
-    if verdict.reason:
-        note(f"the fleet ended early: {verdict.reason}")
-    note(f"logs    {controller.storage.url(layout.working(fleet_id).rstrip('/'))}")
-    note(f"events  {os.path.relpath(controller.stream.path)}")
-    if shown:
-        note(f"report  {shown}")
-    if verdict.ending != "complete" and any(True for _ in controller.storage.list(layout.partials(fleet_id))):
-        note(f"partial {controller.storage.url(layout.partials(fleet_id).rstrip('/'))} (where a resume goes on)")
-    if verdict.ending != "complete":
-        note(f"resume  ct run eval --run-id {fleet_id}")
-
-
-def _done_record(controller: Controller, verdict: Verdict) -> dict[str, Any]:
-    ledger = controller.ledger
-    return {
-        "type": "done",
-        "fleet_id": controller.fleet_id,
-        "outcome": verdict.ending,
-        "reason": verdict.reason,
-        "success": verdict.ending == "complete",
-        "samples": ledger.samples.model_dump(),
-        "jobs": [
-            {
-                "job_id": job.spec.job_id,
-                "task": job.spec.name,
-                "model": job.spec.model,
-                "status": job.status,
-                "failure_category": job.done.failure_category if job.done else None,
-                "error_summary": job.done.error_summary if job.done else None,
-                "metrics": job.done.metrics if job.done else {},
-                "samples": job.done.samples.model_dump() if job.done else None,
-                "log": controller.storage.url(layout.job_log(controller.fleet_id, job.spec.job_id))
-                if job.done and job.done.log
-                else None,
-            }
-            for job in ledger.jobs.values()
-        ],
-    }
-
-
 def _print_estimate(
-    jobs: list[JobSpec], request: submit.Request, machines: Machines | None, target: Target, json_output: bool
+    jobs: list[JobSpec], request: Request, machines: Machines | None, target: Target, json_output: bool
 ) -> None:
-    workers = min(request.workers or submit.DEFAULT_WORKERS, len(jobs))
+    workers = min(request.workers or DEFAULT_WORKERS, len(jobs))
     found: dict[str, Any] = planner.totals(jobs) | {"workers": workers}
     if target.estate is not None and machines is not None:
         from evalops.ec2 import estimate
 
-        seen = estimate.estimate(submit.open_root(target.surroundings), target.estate, machines, jobs, workers)
+        seen = estimate.estimate(preflight.open_root(target.surroundings), target.estate, machines, jobs, workers)
         found |= seen.record()
     if json_output:
         emit_json(found)
@@ -497,29 +339,3 @@ def _print_estimate(
     if target.estate is not None and machines is not None:
         for line in seen.lines():
             click.echo(line)
-
-
-def _detach() -> None:
-    """Start the same command in a session of its own, pass on its launch record, and leave it running."""
-    words = ["--json" if word == "--detach" else word for word in sys.argv[1:]]
-    folder = Path("logs", "fleet")
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=folder, prefix="detached-", suffix=".log", delete=False) as log:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "evalops", Path(sys.argv[0]).name, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
-        )
-    assert process.stdout is not None
-    first = process.stdout.readline()
-    if not first:
-        status = process.wait()
-        click.echo(Path(log.name).read_text("utf-8", "replace"), err=True, nl=False)
-        Path(log.name).unlink()
-        sys.exit(status)
-    record = json.loads(first)
-    kept = folder / record["fleet_id"] / "controller.log"
-    Path(log.name).rename(kept)
-    emit_json(record | {"log": str(kept.absolute())})

@@ -9,13 +9,13 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from evalops import planner, shipping, ui
+from evalops import code, planner, shipping, ui
 from evalops.batch import record, request
 from evalops.commands import batch as following
 from evalops.commands.options import refused
-from evalops.commands.run import Duration, RunId
+from evalops.commands.params import Duration, RunId
 from evalops.ec2 import preflight
-from evalops.fleet import submit
+from evalops.fleet import preflight as run_checks
 from evalops.infra.estate import Estate
 from evalops.inspect_options import InspectCommand, TypedArguments, typed_arguments, typed_options
 from evalops.logs import local_run, places
@@ -122,7 +122,7 @@ def _submit(ctx: click.Context, options: dict[str, Any]) -> Submitted | None:
     queue = request.queue_of(estate, options["market"], options["queue"])
     wishes = shipping.Wishes(options["packages"], options["secrets"], options["require_clean"])
     luggage = shipping.prepare(wishes, "batch", surroundings.estate, Path.cwd(), estate)
-    storage = submit.open_root(surroundings)
+    storage = run_checks.open_root(surroundings)
     resumed = _resumed(ctx, options, given, storage, surroundings)
     planned = resumed is None or bool(given.tasks)
     models = {job.model for job in resumed.jobs} if resumed else {str(getattr(m, "name", m)) for m in given.models}
@@ -141,7 +141,7 @@ def _submit(ctx: click.Context, options: dict[str, Any]) -> Submitted | None:
             rounds=[],
         )
     else:
-        submit.check_same(resumed, jobs)
+        run_checks.check_same(resumed, jobs)
         found = record.read(storage, resumed.fleet_id)
         if found is None:
             ui.fail(
@@ -180,7 +180,7 @@ def _resumed(
     """The manifest of the run that is submitted again; refuses one of another backend, and one that still runs."""
     if options["run_id"] is None:
         return None
-    manifest = submit.read_manifest(storage, surroundings, options["run_id"])
+    manifest = run_checks.read_manifest(storage, surroundings, options["run_id"])
     if manifest.backend != "batch":
         ui.fail(f"the run {manifest.fleet_id} began on {manifest.backend}: {_elsewhere(manifest)}")
     if not given.tasks and (typed := typed_options(ctx)):
@@ -230,7 +230,7 @@ def _manifest(given: TypedArguments, jobs: list[JobSpec], surroundings: Settings
         arguments=encode(_arguments(given)),
         models=encode({"models": given.models})["models"],
         environment=given.environment,
-        git=submit.git_state(Path.cwd()),
+        git=code.state(Path.cwd()),
         owner=surroundings.owner,
         **fields,
     )

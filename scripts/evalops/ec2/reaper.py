@@ -12,7 +12,7 @@ from typing import Any
 from evalops.ec2 import reap
 from evalops.ec2.pool import ESTATE, GONE
 from evalops.ec2.reap import MARK, Decision, FleetState, Thing
-from evalops.fleet import lanes, submit
+from evalops.fleet import lanes, ownership, takeover
 from evalops.infra.estate import REMOVAL, Estate
 from evalops.settings import Settings
 from evalops.ui import Failure
@@ -108,7 +108,7 @@ class Reaper:
         silent = at - control.beat
         if control.state == "ended" and silent > reap.YOUNG:  # before, its controller may still be emptying the lane
             return Decision(thing, "end", f"belongs to {who}, which has ended")
-        if not submit.controller_gone(control):
+        if not ownership.controller_gone(control):
             return Decision(thing, "keep", f"belongs to {who}, driven by {control.controller}")
         if at > until + reap.GRACE:
             return Decision(thing, "end", f"belongs to {who}, past its deadline {stamp(until)}")
@@ -144,9 +144,9 @@ class Reaper:
     def _close(self, lane: Lane, decision: Decision) -> Iterator[Decision]:
         """Write the end that a fleet without a controller lacks, which also tells its topic, and free its lane."""
         if decision.action == "end" and not self.dry_run:
-            why = submit.PAST_DEADLINE if lanes.expired(lane) else DEAD_FLEET
+            why = takeover.PAST_DEADLINE if lanes.expired(lane) else DEAD_FLEET
             try:
-                submit.close_abandoned(self.settings, self.storage, lane, why)
+                takeover.close_abandoned(self.settings, self.storage, lane, why)
             except (Failure, aws.ServiceError) as error:
                 self.failed.append(f"lane {lane.name}: {error}")
                 return

@@ -52,7 +52,10 @@ class Spend:
 
 @dataclass
 class JobState:
-    """One job. `attempt` is the newest one known, `base` the last one of earlier rounds; `done` its end, None while it goes on."""
+    """One job. `attempt` is the newest one known, `base` the last one of earlier rounds; `done` its end, None while it goes on.
+
+    `failed_on`: the worker on which an attempt failed that is tried again.
+    """
 
     spec: JobSpec
     attempt: int = 1
@@ -65,6 +68,7 @@ class JobState:
     retries_said: set[str] = field(default_factory=set)
     done: AttemptDone | None = None
     ending: AttemptDone | None = None
+    failed_on: str | None = None
 
     @property
     def pair(self) -> Pair:
@@ -171,6 +175,7 @@ class Ledger:
         if done.canary and done.status == "completed":
             self._canary_passed(job, done.attempt)
             return Outcome([self._attempt_event(job, done, None)])
+        job.failed_on = done.instance_id
         delay = done.retry_after_s or 0.0
         return Outcome([self._attempt_event(job, done, delay)], Retry(done.job_id, job.attempt, delay))
 
@@ -326,6 +331,7 @@ class Ledger:
             self._canary_passed(job, event["attempt"])
         elif event["retry_in_s"] is not None:
             job.attempt = max(job.attempt, event["attempt"] + 1)
+            job.failed_on = event["instance_id"]
 
     def new_round(self, round_: int) -> list[JobState]:
         """Go on after a replay as round `round_`: what has not completed is open again. Returns the open jobs.

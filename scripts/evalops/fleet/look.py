@@ -10,15 +10,13 @@ from typing import Any
 from evalops.ec2.machines import Spending, spending
 from evalops.ec2.machines import read as read_book
 from evalops.fleet.ledger import Ledger
+from evalops.fleet.ownership import controller_gone
 from evalops.fleet.stream import read_events
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, MachineBook, Manifest
 from evalworker.contract.ids import BadId, check_run_id
 from evalworker.contract.wire import Unreadable, now
 from evalworker.storage import Missing, Storage
-
-SILENT_S = 60.0
-"""A controller whose last sign of life is older is taken for gone."""
 
 
 @dataclass
@@ -67,7 +65,7 @@ class Sight:
         if self.control.state == "running":
             if now() > self.control.deadline:
                 return "past its deadline"
-            if not self.control.controller or self.beat_age_s > SILENT_S:
+            if controller_gone(self.control):
                 return "unattended"
         return self.control.state
 

@@ -60,12 +60,10 @@ class EventStream:
         """
         partial = self.path.with_suffix(".jsonl.new")
         with partial.open("wb") as file:
-            for info in sorted(self._storage.list(layout.segments(self._fleet_id)), key=lambda info: info.key):
-                body = self._storage.get(info.key).body
+            for number, body in _segments(self._storage, self._fleet_id):
                 file.write(body)
-                self.segment = int(Path(info.key).stem)
-                for text in body.splitlines():
-                    event = json.loads(text)
+                self.segment = number
+                for event in map(json.loads, body.splitlines()):
                     self.seq = event["seq"]
                     yield event
         self._install(partial)
@@ -159,8 +157,18 @@ def _same_start(first: Path, second: Path, size: int) -> bool:
     return True
 
 
+def segment_keys(storage: Storage, fleet_id: str) -> list[str]:
+    """The keys of a fleet's segments, in the order in which they were written."""
+    return sorted((info.key for info in storage.list(layout.segments(fleet_id))), key=layout.segment_number)
+
+
+def _segments(storage: Storage, fleet_id: str) -> Iterator[tuple[int, bytes]]:
+    """Number and content of each segment, in order."""
+    for key in segment_keys(storage, fleet_id):
+        yield layout.segment_number(key), storage.get(key).body
+
+
 def read_events(storage: Storage, fleet_id: str) -> Iterator[dict[str, Any]]:
     """Every stored event of a fleet, in order: what commands that only look read."""
-    for info in sorted(storage.list(layout.segments(fleet_id)), key=lambda info: info.key):
-        for text in storage.get(info.key).body.splitlines():
-            yield json.loads(text)
+    for _, body in _segments(storage, fleet_id):
+        yield from map(json.loads, body.splitlines())

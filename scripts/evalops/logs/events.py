@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from evalworker.contract import layout
+from evalops.fleet.stream import segment_keys
 from evalworker.contract.jsonio import canonical
 from evalworker.storage import Missing, Storage, StorageError
 
@@ -20,7 +20,7 @@ THREADS = 16
 def read_events(storage: Storage, run_id: str, problems: list[str]) -> list[dict[str, Any]]:
     """All events of a run in order, [] for a run without a stream. Lines that cannot be read go to `problems`."""
     try:
-        keys = [info.key for info in storage.list(layout.segments(run_id))]
+        keys = segment_keys(storage, run_id)
         with ThreadPoolExecutor(THREADS) as pool:
             bodies = list(pool.map(lambda key: storage.get(key).body, keys))
     except Missing:

@@ -13,9 +13,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from evalops import shipping
+from evalops import code, shipping
 from evalops.batch import living
-from evalops.fleet.submit import controller_name, git_state
+from evalops.fleet.ownership import controller_name
 from evalops.inspect_options import TypedArguments, changes_results, without_base_url
 from evalops.logs import rows
 from evalops.logs.places import Place
@@ -138,7 +138,7 @@ def new_manifest(
         arguments=_encodable(submission.arguments),
         models=_encodable({str(i): model for i, model in enumerate(submission.models)}, values=True),
         environment=environment,
-        git=git_state(Path.cwd()),
+        git=code.state(Path.cwd()),
         owner=owner,
         **shipped,
     )

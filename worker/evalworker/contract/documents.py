@@ -117,6 +117,9 @@ class Guards(Part):
     stall_after_s: float = 1800.0
 
 
+ControlState = Literal["running", "draining", "stopping", "ended"]
+
+
 class Control(Wire):
     """What the controller tells the workers; written by the controller alone, read by workers every few seconds.
 
@@ -129,7 +132,7 @@ class Control(Wire):
     type: Literal["control"] = "control"
     fleet_id: str
     round: int
-    state: Literal["running", "draining", "stopping", "ended"]
+    state: ControlState
     deadline: datetime
     beat: datetime
     at_once: bool = False

@@ -41,6 +41,11 @@ def segment(fleet_id: str, number: int) -> str:
     return f"{segments(fleet_id)}{number:06d}.jsonl"
 
 
+def segment_number(key: str) -> int:
+    """Which segment a key is. From a million on they have more digits: they are ordered by number, not by name."""
+    return int(key.rpartition("/")[2].removesuffix(".jsonl"))
+
+
 def attempt_log(fleet_id: str, job_id: str, attempt: int, worker: str) -> str:
     """What one attempt on one worker produced."""
     return f"{check_run_id(fleet_id)}/attempts/{check_job_id(job_id)}/{attempt}-{slug(worker)}.eval"
@@ -64,6 +69,11 @@ def job_done(fleet_id: str, job_id: str, round_: int) -> str:
 def late(fleet_id: str) -> str:
     """A fresh key for a message that came after its fleet's end."""
     return f"{check_run_id(fleet_id)}/late/{time.time_ns()}.json"
+
+
+def unreadable(fleet_id: str) -> str:
+    """A fresh key for a message that could not be read."""
+    return f"{check_run_id(fleet_id)}/unreadable/{time.time_ns()}.txt"
 
 
 def worker_logs(fleet_id: str) -> str:

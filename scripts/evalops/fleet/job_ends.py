@@ -1,0 +1,79 @@
+"""How a job ends: its log is compared with the stream, and a job that no worker can end is ended in the controller's name.
+
+Called by the controller for what workers report, by `dispatch` for dead letters, by `ending` for what is open when a fleet stops.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+from evalops.fleet.fleet import Fleet
+from evalops.fleet.ledger import JobState
+from evalworker import publish
+from evalworker.contract import layout
+from evalworker.contract.documents import JobDone
+from evalworker.contract.failures import Category
+from evalworker.contract.ids import digest_of_keys
+from evalworker.contract.messages import AttemptDone, SampleCounts, SampleDone
+from evalworker.contract.wire import now
+from evalworker.storage import AlreadyExists
+
+
+def conclude(fleet: Fleet, done: AttemptDone) -> None:
+    """Compare the job's log with the stream and write the job's end."""
+    missing: list[SampleDone] = []
+    if done.log is not None and not fleet.ledger.matches(done, _digest_of):
+        try:
+            missing = _read_samples(fleet, done)
+        except Exception as error:  # a log that cannot be read must not keep the job from ending
+            fleet.warn(f"the job's log could not be compared: {error}", job_id=done.job_id)
+    fleet.stream.append(fleet.ledger.conclude(done, missing))
+
+
+def end_job(fleet: Fleet, job: JobState, status: Literal["failed", "cancelled"], category: Category, why: str) -> None:
+    """End a job in the controller's name, unless a worker has ended it: the done document decides."""
+    job_id, round_ = job.spec.job_id, fleet.ledger.round
+    done = AttemptDone(
+        fleet_id=fleet.fleet_id,
+        instance_id="controller",
+        ts=now(),
+        round=round_,
+        job_id=job_id,
+        attempt=job.attempt,
+        status=status,
+        ended=True,
+        failure_category=category,
+        error_summary=why,
+        duration_s=0.0,
+        samples=_counts_of(job),
+    )
+    record = JobDone(fleet_id=fleet.fleet_id, job_id=job_id, round=round_, log=None, attempt_done=done)
+    try:
+        fleet.storage.create(layout.job_done(fleet.fleet_id, job_id, round_), record.to_bytes())
+    except AlreadyExists:
+        found = publish.find_done(fleet.storage, fleet.fleet_id, job_id, round_)
+        if found is not None:
+            publish.publish(fleet.storage, found)
+            done = found.attempt_done
+    conclude(fleet, done)
+
+
+def _read_samples(fleet: Fleet, done: AttemptDone) -> list[SampleDone]:
+    from evalworker.results import Origin, read_log, sample_done
+
+    spec = fleet.ledger.jobs[done.job_id].spec
+    origin = Origin(fleet.fleet_id, done.round, done.job_id, done.attempt, spec.name, spec.model, done.instance_id)
+    assert done.log is not None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "job.eval")
+        fleet.storage.download(done.log, path)
+        return [sample_done(summary, origin) for summary in read_log(path).summaries]
+
+
+def _digest_of(job: JobState) -> str:
+    return digest_of_keys((key, said.uuid) for key, said in job.said.items())
+
+
+def _counts_of(job: JobState) -> SampleCounts:
+    errored = sum(said.errored for said in job.said.values())
+    return SampleCounts(total=job.spec.samples, completed=len(job.said) - errored, errored=errored)

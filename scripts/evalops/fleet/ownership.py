@@ -1,0 +1,42 @@
+"""Who drives a fleet: one process, by its name and its last sign of life in control.json.
+
+Asked by whoever wants to drive a fleet, and by commands that only look.
+"""
+
+import os
+import socket
+from pathlib import Path
+
+from evalops.ui import fail
+from evalworker.contract.documents import Control
+from evalworker.contract.wire import now
+
+CONTROLLER_ALIVE_S = 60.0
+"""A controller whose last sign of life is younger is taken for alive."""
+
+
+def controller_name() -> str:
+    """Which process drives a fleet: `host:pid`."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def refuse_if_driven(fleet_id: str, control: Control) -> None:
+    """One controller a fleet: a second one is refused with the name of the first."""
+    if not controller_gone(control):
+        age = (now() - control.beat).total_seconds()
+        fail(f"the fleet {fleet_id} is driven by {control.controller} (last seen {age:.0f} s ago); stop that one first")
+
+
+def controller_gone(control: Control) -> bool:
+    """Whether nobody drives the fleet: its controller was of this machine and is no more, or has been silent for long."""
+    return (
+        not control.controller
+        or _is_dead(control.controller)
+        or (now() - control.beat).total_seconds() > CONTROLLER_ALIVE_S
+    )
+
+
+def _is_dead(controller: str) -> bool:
+    """Whether a controller of this machine has gone; of another machine nothing is known."""
+    host, _, pid = controller.rpartition(":")
+    return host == socket.gethostname() and pid.isdigit() and not Path(f"/proc/{pid}").exists()

@@ -1,0 +1,121 @@
+"""How many workers a fleet has: the first ones, more while jobs wait, another one for each that was lost.
+
+Where workers come from is the pool's business, what is known of them the roster's; here it is decided what follows.
+"""
+
+import math
+import time
+
+from evalops.fleet.ending import Ending
+from evalops.fleet.fleet import Fleet
+from evalops.fleet.guards import Verdict
+from evalops.fleet.workers import CannotLaunch, Lost
+from evalworker.aws import ServiceError
+from evalworker.contract.messages import WorkerDraining
+
+GROW_S = 20.0
+"""Between two looks whether more workers would help."""
+
+AS_IT_SHOULD = ("idle", "over", "drained", "stopped", "deadline")
+"""Why workers leave that nobody has to replace."""
+
+
+class Staff:
+    """The workers of one fleet."""
+
+    def __init__(self, fleet: Fleet, ending: Ending) -> None:
+        self._fleet = fleet
+        self._ending = ending
+        self._first = fleet.plan.workers
+
+    def start(self) -> None:
+        """Launch as many workers as there is work for."""
+        fleet = self._fleet
+        jobs = len(fleet.ledger.open_jobs)
+        if fleet.pool.stays:  # those of other machines cost money: they come when there is something for them to do
+            first = len(fleet.watch.canaries(fleet.control)) or jobs
+            jobs = math.ceil(first / (fleet.control.limits.slots or 1))
+        self._first = min(fleet.plan.workers, max(1, jobs))
+        self._launch(self._first)
+
+    def goodbye(self, message: WorkerDraining) -> None:
+        """A worker goes. One whose machine is taken from it is replaced before it is gone."""
+        fleet = self._fleet
+        fleet.roster.left(message.instance_id)
+        fleet.watch.gone(message.instance_id)
+        fleet.pool.left(message.instance_id)
+        replaced = message.reason not in AS_IT_SHOULD and fleet.pool.stays
+        if replaced and fleet.verdict is None and fleet.ledger.open_jobs:
+            self._replace()
+
+    def look_after(self) -> None:
+        """Notice who has gone, replace them, add some when that would help."""
+        fleet = self._fleet
+        for _ in range(self._missing()):
+            if not fleet.stopping:
+                self._replace()
+        if fleet.stopping or fleet.verdict is not None or not fleet.ledger.open_jobs:
+            return
+        if fleet.pool.alive == 0:
+            if (
+                not self._ending.asked_to_stop()
+            ):  # the workers may have obeyed `ct fleet stop` before this controller has read it
+                self._replace()
+        elif fleet.pool.alive < fleet.plan.workers and fleet.plan.replacements > 0 and fleet.every("growth", GROW_S):
+            self._grow()
+
+    def _missing(self) -> int:
+        """How many of those that have gone are to be replaced."""
+        fleet, missing = self._fleet, 0
+        with fleet.surviving("the workers"):
+            try:
+                missing += sum([self._lost(lost) for lost in fleet.pool.ended()])
+            except CannotLaunch as error:
+                self._ending.begin(Verdict("stopped", str(error)))
+            for name in fleet.roster.silent(time.monotonic()):
+                if (gone := fleet.pool.lose(name, "nothing was heard of it")) is not None:
+                    missing += self._lost(gone)
+        return missing
+
+    def _lost(self, lost: Lost) -> bool:
+        """Write that a worker has gone; whether it is to be replaced."""
+        fleet = self._fleet
+        fleet.watch.gone(lost.instance_id)
+        fleet.watch.happened(time.monotonic())
+        fate = fleet.roster.lost(lost.instance_id, lost.reason)
+        if fate == "done":
+            return False
+        if fate == "lost":
+            fleet.stream.append([{"type": "worker_lost", "instance_id": lost.instance_id, "reason": lost.reason}])
+        elif fleet.roster.failed(lost.instance_id):
+            lines = lost.last_lines or [lost.reason]
+            fleet.stream.append([{"type": "bootstrap_failed", "instance_id": lost.instance_id, "lines": lines}])
+        fleet.view.note(f"lost the worker {lost.instance_id}: {lost.reason}")
+        # While none has ever come online, others that still boot are waited for: when all fail, so would their replacements.
+        return fate == "lost" or fleet.roster.any_online or fleet.pool.alive == 0
+
+    def _replace(self) -> None:
+        fleet = self._fleet
+        if fleet.roster.failed_boots >= self._first and not fleet.roster.any_online:
+            self._ending.begin(Verdict("stopped", "no worker could start; see the bootstrap_failed events"))
+        elif fleet.plan.replacements > 0:
+            fleet.plan.replacements -= 1
+            self._launch(1)
+        elif fleet.pool.alive == 0:
+            self._ending.begin(Verdict("stopped", "too many workers were lost"))
+
+    def _grow(self) -> None:
+        """Add workers while jobs wait, all workers are busy and none backs off."""
+        fleet = self._fleet
+        with fleet.surviving("the job queue"):
+            waiting = fleet.jobs.counts().visible
+            if count := fleet.roster.more(alive=fleet.pool.alive, most=fleet.plan.workers, waiting=waiting):
+                self._launch(count)
+
+    def _launch(self, count: int) -> None:
+        try:
+            self._fleet.pool.start(count)
+        except CannotLaunch as error:
+            self._ending.begin(Verdict("stopped", str(error)))
+        except ServiceError as error:  # the pool asks again by itself
+            self._fleet.view.note(f"{error}; going on")
