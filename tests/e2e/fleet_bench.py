@@ -8,6 +8,7 @@ spot notice is sent by the tag `bench-notice` (or `bench-rebalance`), which the 
 import base64
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -95,7 +96,9 @@ class Fleets:
         """What `ct` needs to use this account; `who` stands for its credentials in the emulator's record."""
         foreign = ("S3_", "INSPECT_")
         kept = {k: v for k, v in self.estate.environment(who).items() if not k.startswith(foreign)}
-        return kept | {"INSPECT_FLEET_NAME": self.name, "AWS_ENDPOINT_URL": self.endpoint}
+        # A key like a real one: code that holds its value is not shipped, and the emulator's is a plain word.
+        own = {"INSPECT_FLEET_NAME": self.name, "AWS_ENDPOINT_URL": self.endpoint}
+        return kept | own | {"AWS_SECRET_ACCESS_KEY": secrets.token_urlsafe(30)}
 
     def instances(self, *states: str) -> list[dict[str, Any]]:
         """The estate's workers in these states (all: no state given)."""
