@@ -10,7 +10,6 @@ from typing import Any
 import fleet_bench
 import pytest
 from fleet_bench import Fleets
-from image_fixtures import Built
 from terraform_bench import Estate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
@@ -49,9 +48,9 @@ def gate(applied: Estate) -> Iterator[Gateway]:
 
 
 @pytest.fixture
-def bench(applied: Estate, built: Built, gate: Gateway) -> Iterator[Fleets]:
+def bench(applied: Estate, baked: str, gate: Gateway) -> Iterator[Fleets]:
     """The estate with instances that live; what a test stores does not stay."""
-    with fleet_bench.serving(applied, built.image, gate.endpoint) as serving:
+    with fleet_bench.serving(applied, baked, gate.endpoint) as serving:
         storage = storage_of(serving)
         before = {info.key for info in storage.list("")}
         yield serving
