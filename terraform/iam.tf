@@ -9,7 +9,7 @@ locals {
   # Below the root (design of the key layout: evalworker/contract/layout.py). Run ids begin with the year.
   run_prefixes    = ["20*", "partial/*", "logs/working/*", "probe-*"]
   shipped_code    = ["code/*", "worker/*"]
-  not_for_workers = ["lanes/*", "20*/manifest.json", "20*/control.json", "20*/machines.json", "20*/events/*"]
+  not_for_workers = ["lanes/*", "20*/manifest.json", "20*/control.json", "20*/machines.json", "20*/batch.json", "20*/events/*"]
 }
 
 data "aws_iam_policy_document" "assume" {
@@ -297,7 +297,7 @@ data "aws_iam_policy_document" "researcher" {
 
     content {
       sid       = "BatchLogs"
-      actions   = ["logs:GetLogEvents", "logs:DescribeLogStreams"]
+      actions   = ["logs:GetLogEvents"]
       resources = ["${local.logs_arn}:${local.path}/batch:*"]
     }
   }

@@ -4,13 +4,11 @@ The boot needs root, Docker and what the end-to-end tests need; where these are 
 the machine's own part (firmware, kernel, disk) comes before what is measured here.
 """
 
-import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from figures import Figure
@@ -54,8 +52,10 @@ def bench_boot() -> list[Figure]:
         print("boot: needs root, packer and dockerd (.ci/run installs them)")
         return []
     sys.path.insert(0, str(E2E))
-    with _ami() as image:
-        boots = [_boot(image) for _ in range(BOOTS)]
+    import image_fixtures
+
+    image = image_fixtures.kept()
+    boots = [_boot(image) for _ in range(BOOTS)]
     best = min(boots, key=lambda boot: boot["worker_online"])
     size = int(
         subprocess.run(
@@ -69,27 +69,6 @@ def bench_boot() -> list[Figure]:
         "boot: worker_online", best["worker_online"], "s", 5.0, note=f"fastest of {BOOTS}"
     )
     return [*figures, Figure("AMI: files", size / 1e6, "MB")]
-
-
-@contextlib.contextmanager
-def _ami() -> Iterator[str]:
-    """The container image behind an AMI of this checkout, kept under its fingerprint."""
-    import docker_bench
-    import ec2_bench
-    import image_fixtures
-
-    from evalops.cloud import payload
-
-    print_ = payload.fingerprint(ROOT)
-    image = f"inspect-fleet-test/bench-{print_.lock}-{print_.worker}-{print_.scripts}:latest"
-    docker_bench.setup()
-    if not docker_bench.exists(image):
-        with tempfile.TemporaryDirectory() as folder, ec2_bench.cloud(Path(folder), docker_bench.instance()) as cloud:
-            done = image_fixtures.ct(cloud, *image_fixtures.BUILD, timeout=1800)
-            if done.returncode != 0:
-                raise RuntimeError(f"the AMI was not built: {done.stderr[-2000:]}")
-            docker_bench.docker("tag", cloud.committed[done.stdout.strip()], image)
-    yield image
 
 
 def _boot(image: str) -> dict[str, float]:

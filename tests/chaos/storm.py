@@ -79,6 +79,10 @@ class Storm:
     folder: Path
     environment: dict[str, str]
     kills: int = 6
+    task: str = TASK
+    words: tuple[str, ...] = RUN
+    samples: int = SAMPLES
+    jobs: int = JOBS
     controller: subprocess.Popen[bytes] | None = None
     fleet_id: str = ""
     killed: list[tuple[float, str]] = field(default_factory=list)
@@ -86,7 +90,7 @@ class Storm:
     def __post_init__(self) -> None:
         self._any_time = False
         self.random = random.Random(self.seed)
-        (self.folder / "sums.py").write_text(TASK)
+        (self.folder / "sums.py").write_text(self.task)
 
     # Driving
 
@@ -110,7 +114,7 @@ class Storm:
 
     def start_run(self, *more: str) -> None:
         """Submit the run; returns when it has started."""
-        self._start([*RUN, *more])
+        self._start([*self.words, *more])
 
     def command(self, *words: str) -> list[str]:
         """A command line of `ct`."""
@@ -199,11 +203,11 @@ class Storm:
         summary = events[-1]
         check(summary["type"] == "fleet_summary" and summary["outcome"] == "complete", f"the summary says {summary}")
         check(
-            summary["samples"] == {"total": SAMPLES, "completed": SAMPLES, "errored": 0},
+            summary["samples"] == {"total": self.samples, "completed": self.samples, "errored": 0},
             f"samples: {summary['samples']}",
         )
         done = [event for event in events if event["type"] == "job_done"]
-        check(len(done) == JOBS == len({event["job_id"] for event in done}), f"{len(done)} job_done events")
+        check(len(done) == self.jobs == len({event["job_id"] for event in done}), f"{len(done)} job_done events")
         self._verify_results(events)
         self._verify_left_over()
 
@@ -219,7 +223,7 @@ class Storm:
                 self._verify_redone(standing[key], event)
                 redone += 1
             standing[key] = event
-        check(len(standing) == SAMPLES, f"{len(standing)} of {SAMPLES} samples have a result")
+        check(len(standing) == self.samples, f"{len(standing)} of {self.samples} samples have a result")
         reported = sum(event["redone"] for event in events if event["type"] == "job_attempt")
         check(reported == redone, f"{redone} samples were redone and {reported} reported")
         self._verify_logs(standing)
@@ -245,7 +249,7 @@ class Storm:
         bucket = self.environment["S3_BUCKET_NAME"]
         prefix = f"logs/working/{self.fleet_id}/"
         names = [item["Key"] for item in store.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", [])]
-        check(len(names) == JOBS, f"{len(names)} logs under {prefix}")
+        check(len(names) == self.jobs, f"{len(names)} logs under {prefix}")
         folder.mkdir()
         for name in names:
             store.download_file(bucket, name, str(folder / name.rsplit("/", 1)[-1]))
@@ -346,7 +350,7 @@ def storm_environment(endpoint: str, bucket: str) -> dict[str, str]:
 
 def main(seeds: int, first: int = 1) -> int:
     """Run seeds one after the other on one emulator; the number of those that broke."""
-    from ministack_server import ministack
+    from servers import ministack
 
     broken = 0
     with ministack() as endpoint:

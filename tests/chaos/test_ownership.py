@@ -12,7 +12,7 @@ from typing import Any
 
 import boto3
 import pytest
-from ministack_server import ministack
+from servers import ministack
 from storm import Storm, storm_environment
 
 from evalops.embedded import create_lane_queues

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ministack_server import ministack
+from servers import ministack
 from storm import Storm, storm_environment
 
 SEEDS = range(1, 1 + int(os.environ.get("CHAOS_SEEDS", "3")))

@@ -1,12 +1,12 @@
 """The applied estate: one emulator and one `terraform apply` serve all e2e tests of a session."""
 
 import os
-import shutil
 from collections.abc import Iterator
 
 import aws_emulator
 import pytest
-from terraform_bench import Estate, copied
+import terraform_bench
+from terraform_bench import Estate
 
 
 @pytest.fixture(scope="session")
@@ -20,21 +20,13 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[aws_emulator.
 @pytest.fixture(scope="session")
 def unapplied(tmp_path_factory: pytest.TempPathFactory, emulator: aws_emulator.Emulator) -> Estate:
     """The configuration, initialised."""
-    if shutil.which("terraform") is None:
-        pytest.fail("these tests need terraform >= 1.11 on PATH")
-    estate = Estate(copied(tmp_path_factory.mktemp("estate") / "terraform", emulated=True), emulator)
-    done = estate.ies("infra", "init")
-    assert done.returncode == 0, done.stderr
-    return estate
+    return terraform_bench.initialised(tmp_path_factory.mktemp("estate") / "terraform", emulator)
 
 
 @pytest.fixture(scope="session")
 def applied(unapplied: Estate) -> Estate:
     """The estate with two lanes, made by `ies infra apply`."""
-    unapplied.variables(lanes=2)
-    done = unapplied.ies("infra", "apply", "--yes")
-    unapplied.said["apply"] = done.stdout + done.stderr
-    assert done.returncode == 0, done.stderr
+    terraform_bench.apply(unapplied, lanes=2)
     return unapplied
 
 

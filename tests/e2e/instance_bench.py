@@ -9,6 +9,7 @@ import ctypes
 import http.server
 import json
 import os
+import secrets
 import socket
 import subprocess
 import threading
@@ -55,7 +56,10 @@ def listen_inside(pid: int, address: str, port: int) -> socket.socket:
 
 @dataclass
 class Metadata:
-    """What the service says. `notice` is the spot notice, while there is one; `asked` all paths asked for."""
+    """What the service says. `notice` is the spot notice, while there is one; `asked` all paths asked for.
+
+    `launched`: when EC2 says that the instance was launched; None for the moment at which its container is asked for.
+    """
 
     instance_id: str
     tags: dict[str, str]
@@ -64,7 +68,7 @@ class Metadata:
     user_data: str = ""
     notice: str | None = None
     rebalance: str | None = None
-    launched: datetime = field(default_factory=lambda: datetime.now(UTC))
+    launched: datetime | None = None
     asked: list[tuple[float, str]] = field(default_factory=list)
 
     def answer(self, path: str) -> str | None:
@@ -83,7 +87,7 @@ class Metadata:
             "architecture": "x86_64",
         }
         identity |= {
-            "pendingTime": self.launched.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "pendingTime": (self.launched or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "accountId": "123456789012",
             "imageId": "ami-1",
         }
@@ -123,19 +127,21 @@ class _Server(http.server.ThreadingHTTPServer):
 
 
 def _handler(metadata: Metadata) -> type[http.server.BaseHTTPRequestHandler]:
+    token = secrets.token_urlsafe(24)
+
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_PUT(self) -> None:
-            self._send(200, "token")
+            asked = self.path == "/latest/api/token" and self.headers.get("X-aws-ec2-metadata-token-ttl-seconds")
+            self._send(200 if asked else 400, token if asked else "")
 
         def do_GET(self) -> None:
             path = self.path.lstrip("/").partition("/")[2]  # after the version
             metadata.asked.append((time.time(), path))
             # A container has no DMI, so cloud-init takes its platform for unknown and asks without a token.
-            allowed = self.headers.get("X-aws-ec2-metadata-token") or self.headers.get("User-Agent", "").startswith(
-                "Cloud-Init"
-            )
+            cloud_init = self.headers.get("User-Agent", "").startswith("Cloud-Init")
+            allowed = self.headers.get("X-aws-ec2-metadata-token") == token or cloud_init
             answer = metadata.answer(path)
             if not allowed:
                 self._send(401, "")
@@ -242,7 +248,7 @@ def instance(image: str, metadata: Metadata, endpoint: str, files: dict[str, str
     servers: list[Any] = []
     try:
         started = time.time()
-        metadata.launched = datetime.fromtimestamp(started, UTC)
+        metadata.launched = metadata.launched or datetime.fromtimestamp(started, UTC)
         docker("start", name)
         pid = docker_bench.pid(name)
         # The source is another address, as on a real machine: the worker's rules look at destinations, and would catch the answers.

@@ -85,3 +85,20 @@ class Estate:
             aws_access_key_id=who,
             aws_secret_access_key="emulator",
         )
+
+
+def initialised(target: Path, emulator: aws_emulator.Emulator) -> Estate:
+    """The configuration in a directory of its own, with the provider in place."""
+    assert shutil.which("terraform") is not None, "this needs terraform >= 1.11 on PATH"
+    estate = Estate(copied(target, emulated=True), emulator)
+    done = estate.ies("infra", "init")
+    assert done.returncode == 0, done.stderr
+    return estate
+
+
+def apply(estate: Estate, **variables: Any) -> None:
+    """`ies infra apply`; what it said is kept."""
+    estate.variables(**variables)
+    done = estate.ies("infra", "apply", "--yes")
+    estate.said["apply"] = done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr

@@ -266,4 +266,5 @@ def test_calls_of_terraform_and_map_agree_both_ways(applied: Estate) -> None:
     """Everything that Terraform called in this session is in the map, and nothing stands there that it never calls."""
     made = {call for who, call in applied.emulator.calls() if who == "operator"}
     assert made - iam_calls.calls("operator") == set(), "called, but not in the map"
-    assert iam_calls.recordable("operator") - made == set(), "in the map, but never called"
+    images = iam_calls.calls("operator", by="evalops.cloud")  # their own tests see them
+    assert iam_calls.recordable("operator") - images - made == set(), "in the map, but never called"

@@ -5,33 +5,33 @@ two lives tied: an agent that ends terminates its instance, an instance that is 
 """
 
 import base64
-import http.client
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import fleets
 from emulators import REGION, Emulator
 
+import instances
 from evalops.infra.estate import Estate, parameter, sync_lanes
 from evalworker.storage.s3 import S3Storage
+from gateway import Change
+from instances import Player
 
 SECRET = "sk-planted-marker-0123456789abcdef"
 """The value of the estate's one provider key, to be found nowhere."""
 
 USER_DATA = "#!/bin/sh\nshutdown -P +1440\nS3_BUCKET_NAME={bucket}\n"
 ACCOUNT = "123456789012"
+IMAGE = "ami-1e749f67"
+"""One of moto's own images, for x86_64."""
 
 
 @dataclass
@@ -82,14 +82,17 @@ class World:
         return [json.loads(line) for line in text.splitlines()]
 
 
-def make(moto: Emulator, name: str, folder: Path, lanes: int = 4) -> World:
-    """An estate of that name with everything that Terraform would make and a fleet needs."""
+def make(moto: Emulator, name: str, folder: Path, lanes: int = 4, visibility_s: int = 60) -> World:
+    """An estate of that name with everything that Terraform would make and a fleet needs.
+
+    `visibility_s`: after so long a message that nobody deleted comes back; Terraform's is 60 too.
+    """
     bucket, prefix = f"bucket-{name}", f"inspect-fleet-{name}"
     s3, sqs, ec2, ssm, sns = (moto.client(service) for service in ("s3", "sqs", "ec2", "ssm", "sns"))
     s3.create_bucket(Bucket=bucket)
     names = {f"lane-{number:02d}": f"{prefix}-lane-{number:02d}" for number in range(1, lanes + 1)}
-    queues = {lane: lane_queues(sqs, queue) for lane, queue in names.items()}
-    image = next(each for each in ec2.describe_images()["Images"] if each["Architecture"] == "x86_64")["ImageId"]
+    queues = {lane: lane_queues(sqs, queue, visibility_s) for lane, queue in names.items()}
+    image = IMAGE
     subnets = [each["SubnetId"] for each in ec2.describe_subnets()["Subnets"]][:2]
     tags = [{"Key": "inspect-fleet", "Value": name}, {"Key": "inspect-fleet-bucket", "Value": bucket}]
     template = ec2.create_launch_template(
@@ -136,15 +139,15 @@ def make(moto: Emulator, name: str, folder: Path, lanes: int = 4) -> World:
     return world
 
 
-def lane_queues(sqs: Any, name: str) -> tuple[str, str, str]:
+def lane_queues(sqs: Any, name: str, visibility_s: int) -> tuple[str, str, str]:
     """A lane's queues as Terraform makes them; their URLs: jobs, events, dead letters."""
     dead = sqs.create_queue(QueueName=f"{name}-dead")["QueueUrl"]
     arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
     redrive = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 20})
-    jobs = {"VisibilityTimeout": "60", "RedrivePolicy": redrive}
+    visible = {"VisibilityTimeout": str(visibility_s)}
     urls = [
         sqs.create_queue(QueueName=f"{name}-{kind}", Attributes=some)["QueueUrl"]
-        for kind, some in (("jobs", jobs), ("events", {"VisibilityTimeout": "60"}))
+        for kind, some in (("jobs", visible | {"RedrivePolicy": redrive}), ("events", visible))
     ]
     return urls[0], urls[1], dead
 
@@ -165,34 +168,18 @@ def told(world: World) -> list[str]:
 
 
 @dataclass
-class Player:
-    """Plays the estate's instances. `boots` says of an instance whether its agent starts at all."""
+class Agents:
+    """Starts an agent of this machine for an instance. `boots` says whether one starts at all, `endpoint` where it finds AWS."""
 
     world: World
     boots: Callable[[dict[str, Any]], bool] = lambda _: True
     endpoint: str | None = None
-    agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     command_lines: list[list[str]] = field(default_factory=list)
-    _over: threading.Event = field(default_factory=threading.Event)
 
-    def play(self) -> None:
-        """Until it is over."""
-        while not self._over.wait(0.5):
-            self._step()
-
-    def _step(self) -> None:
-        ec2 = self.world.client("ec2")
-        for found in self.world.instances():
-            name, state = found["InstanceId"], found["State"]["Name"]
-            agent = self.agents.get(name)
-            if agent is None and state == "running" and self.boots(found):
-                self.agents[name] = self._start(found)
-            elif agent is not None and state in ("terminated", "shutting-down") and agent.poll() is None:
-                agent.send_signal(signal.SIGTERM)
-            elif agent is not None and state == "running" and agent.poll() is not None:
-                ec2.terminate_instances(InstanceIds=[name])
-
-    def _start(self, found: dict[str, Any]) -> "subprocess.Popen[bytes]":
+    def start(self, found: dict[str, Any]) -> "subprocess.Popen[bytes] | None":
+        """The agent's process."""
+        if not self.boots(found):
+            return None
         tags = {tag["Key"]: tag["Value"] for tag in found["Tags"]}
         work = self.world.folder / "instances" / found["InstanceId"]
         work.mkdir(parents=True)
@@ -222,139 +209,29 @@ class Player:
                 ),
             )
 
-    def stop(self) -> None:
-        """End what still runs."""
-        self._over.set()
-        for agent in self.agents.values():
-            if agent.poll() is None:
-                agent.kill()
-            agent.wait()
-        for left in fleets.left_running(self.world.folder):
-            fleets.kill_tree(left)
+
+@dataclass
+class Played:
+    """A play that goes on. `agents` are the processes by instance."""
+
+    agents: dict[str, subprocess.Popen[bytes]]
+    command_lines: list[list[str]]
 
 
 @contextmanager
 def playing(
     world: World, boots: Callable[[dict[str, Any]], bool] = lambda _: True, endpoint: str | None = None
-) -> Iterator[Player]:
+) -> Iterator[Played]:
     """Instances live while the block runs; `endpoint`: where their agents find AWS."""
-    player = Player(world, boots, endpoint)
-    thread = threading.Thread(target=player.play, name="player", daemon=True)
-    thread.start()
+    agents = Agents(world, boots, endpoint)
+    ec2 = world.client("ec2")
+    player = Player(world.instances, lambda name: ec2.terminate_instances(InstanceIds=[name]), agents.start)
     try:
-        yield player
+        with instances.playing(player):
+            yield Played(player.machines, agents.command_lines)
     finally:
-        player.stop()
-        thread.join()
-
-
-# The gateway
-
-Answer = tuple[int, bytes]
-
-
-@dataclass
-class Change:
-    """Pass the request on with another body, and its answer back changed."""
-
-    body: bytes
-    answer: Callable[[bytes], bytes] = lambda answer: answer
-
-
-Rule = Callable[[str, str, bytes], Answer | Change | None]
-
-
-@dataclass
-class Gateway:
-    """Stands before the emulator; `rule` may answer (service, operation, body) in its place. `calls` are what came."""
-
-    endpoint: str
-    rule: Rule = lambda service, operation, body: None
-    calls: list[tuple[str, str]] = field(default_factory=list)
-    bodies: list[bytes] = field(default_factory=list)
-
-    def count(self, service: str, operation: str) -> int:
-        """How often something was called."""
-        return self.calls.count((service, operation))
-
-
-@contextmanager
-def gateway(moto: Emulator) -> Iterator[Gateway]:
-    """A gateway on loopback."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: Any) -> None: ...
-
-        def _handle(self) -> None:
-            assert "Transfer-Encoding" not in self.headers, "a body in chunks is not read here"
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            service, operation = _operation(self, body)
-            found.calls.append((service, operation))
-            found.bodies.append(body)
-            verdict = found.rule(service, operation, body)
-            if isinstance(verdict, tuple):
-                self._answer(verdict[0], {"Content-Type": "text/xml"}, verdict[1])
-                return
-            change = verdict or Change(body)
-            dropped = ("content-length", "expect", "transfer-encoding", "connection")
-            kept = {name: value for name, value in self.headers.items() if name.lower() not in dropped}
-            connection = http.client.HTTPConnection(moto.endpoint.removeprefix("http://"), timeout=60)
-            connection.request(self.command, self.path, change.body, kept)
-            answer = connection.getresponse()
-            status, headers, content = answer.status, answer.headers, answer.read()
-            connection.close()
-            self._answer(status, dict(headers.items()), change.answer(content))
-
-        def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
-            self.send_response(status)
-            for name, value in headers.items():
-                if name.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):
-                    self.send_header(name, value)
-            if self.command != "HEAD":
-                self.send_header("Content-Length", str(len(content)))
-            else:
-                self.send_header("Content-Length", headers.get("Content-Length", "0"))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
-
-        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _handle
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    found = Gateway(f"http://127.0.0.1:{server.server_address[1]}")
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield found
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def _operation(request: BaseHTTPRequestHandler, body: bytes) -> tuple[str, str]:
-    scope = re.search(r"Credential=[^/]+/\d+/[^/]+/([^/]+)/", request.headers.get("Authorization", ""))
-    service = scope[1] if scope else ""
-    if target := request.headers.get("X-Amz-Target"):
-        return service, target.rpartition(".")[2]
-    action = re.search(rb"(?:^|&)Action=(\w+)", body)
-    return service, action[1].decode() if action else request.command
-
-
-def ec2_error(code: str, message: str, status: int = 400) -> Answer:
-    """EC2's answer to a call that failed."""
-    text = f"<Response><Errors><Error><Code>{code}</Code><Message>{message}</Message></Error></Errors><RequestID>r</RequestID></Response>"
-    return status, text.encode()
-
-
-def expired(service: str) -> Answer:
-    """What a service says of credentials that have expired."""
-    if service == "s3":
-        return 400, b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
-    if service == "sqs":
-        return 403, b'{"__type":"com.amazonaws.sqs#ExpiredTokenException","message":"The token has expired"}'
-    return ec2_error("ExpiredToken", "The security token included in the request is expired", 403)
+        for left in fleets.left_running(world.folder):
+            fleets.kill_tree(left)
 
 
 def short_of(count: int, code: str, message: str) -> Callable[[bytes], Change]:
@@ -379,9 +256,3 @@ def wait_for(what: Callable[[], Any], patience_s: float = 240.0) -> Any:
         assert time.monotonic() < end, "it did not come about"
         time.sleep(0.2)
     return found
-
-
-def kill_group(process: "subprocess.Popen[str]") -> None:
-    """kill -9 of a command alone, as when its machine lost it."""
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()

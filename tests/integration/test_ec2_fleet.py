@@ -17,12 +17,13 @@ import ec2_world
 import fleets
 import pytest
 import zipfile_zstd  # noqa: F401 - makes zipfile read Inspect's logs
-from ec2_world import SECRET, Change, World, ec2_error, expired, gateway, playing, short_of, wait_for
+from ec2_world import SECRET, World, playing, short_of, wait_for
 from emulators import Emulator
 
 from evalops.fleet import lanes
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, MachineBook
+from gateway import Change, ec2_error, expired, gateway
 
 TASK = ("examples/arithmetic.py", "--model", "scripted/good", "--limit", "4", "--ec2")
 SLOW = (
@@ -30,7 +31,7 @@ SLOW = (
     "-T",
     "n=8",
     "-T",
-    "seconds=4",
+    "seconds=2",
     "--concurrency-per-worker",
     "1",
     "--model",
@@ -94,7 +95,7 @@ def finished(folder: Path, world: World, fleet_id: str, code: int, err: str) -> 
 def test_a_run_from_launch_to_summary(world: World) -> None:
     (world.folder / "leaky.py").write_text(LEAKY)
     environment = world.environment(PLANTED_API_KEY=SECRET, INSPECT_FLEET_OWNER="a <b>")
-    with gateway(world.moto) as recorded, playing(world, endpoint=recorded.endpoint) as player:
+    with gateway(world.moto.endpoint) as recorded, playing(world, endpoint=recorded.endpoint) as player:
         recorded.rule = lambda service, operation, body: (
             Change(body, lambda answer: answer.replace(b"0.00001", b"0.04"))  # moto's price is next to nothing
             if operation == "DescribeSpotPriceHistory"
@@ -143,7 +144,7 @@ def stored_text(world: World, fleet_id: str) -> str:
     return b"".join(world.storage.get(info.key).body for info in logs).decode()
 
 
-def assert_found_nowhere(world: World, fleet: fleets.Fleet, player: ec2_world.Player, recorded: Any) -> None:
+def assert_found_nowhere(world: World, fleet: fleets.Fleet, player: ec2_world.Played, recorded: Any) -> None:
     """The value of a secret: in storage, on the wire, in machines, on disks, in argument lists, on the terminal."""
     marker = SECRET.encode()
     for info in world.storage.list(""):
@@ -175,7 +176,7 @@ def _unpacked(name: str, body: bytes) -> Iterator[bytes]:
 
 def test_partial_capacity_and_a_machine_that_is_taken(world: World) -> None:
     """Spot gives one of two, on-demand the other; one is terminated in mid-run and replaced."""
-    with gateway(world.moto) as guarded:
+    with gateway(world.moto.endpoint) as guarded:
         spot = short_of(1, "InsufficientInstanceCapacity", "There is no Spot capacity available")
 
         def rule(service: str, operation: str, body: bytes) -> Any:
@@ -231,7 +232,7 @@ def test_when_no_machine_comes_online_the_fleet_ends_at_once(world: World) -> No
     ],
 )  # fmt: skip
 def test_a_launch_that_can_never_be_ends_the_fleet(world: World, code: str, message: str, said: str) -> None:
-    with gateway(world.moto) as guarded:
+    with gateway(world.moto.endpoint) as guarded:
         guarded.rule = lambda service, operation, body: ec2_error(code, message) if operation == "CreateFleet" else None
         fleet = fleets.run(world.folder, *TASK, "--on-demand", **world.environment(guarded.endpoint))
     assert fleet.code == 3, fleet.err
@@ -305,7 +306,7 @@ def test_two_ctrl_c_stop_the_fleet(world: World) -> None:
 
 
 def test_expired_credentials_leave_the_fleet_alive(world: World, tmp_path: Path) -> None:
-    with gateway(world.moto) as guarded, playing(world):
+    with gateway(world.moto.endpoint) as guarded, playing(world):
         words = (*SLOW, "--max-workers", "1")
         with fleets.started(world.folder, *words, **world.environment(guarded.endpoint)) as (process, watcher):
             watcher.wait(first_result)
@@ -324,7 +325,7 @@ def test_expired_credentials_leave_the_fleet_alive(world: World, tmp_path: Path)
 
 def test_throttled_describe_calls_do_no_harm(world: World) -> None:
     """Not one look at the instances succeeds while the fleet runs: it completes, and its machines end themselves."""
-    with gateway(world.moto) as guarded, playing(world):
+    with gateway(world.moto.endpoint) as guarded, playing(world):
         guarded.rule = lambda service, operation, body: (
             ec2_error("RequestLimitExceeded", "Request limit exceeded.", 503)
             if operation == "DescribeInstances"

@@ -10,7 +10,7 @@ from typing import Any
 
 import ec2_world
 import pytest
-from ec2_world import World, ec2_error, gateway, short_of
+from ec2_world import World, short_of
 from emulators import Emulator
 
 from evalops.ec2 import backend, preflight
@@ -30,6 +30,7 @@ from evalworker.aws import ServiceError
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Manifest
 from evalworker.contract.wire import now
+from gateway import Gateway, ec2_error, gateway
 
 FLEET, OTHER = "2026-11-29-14-05-33-1a2b3c4d", "2026-11-29-14-05-34-1a2b3c4d"
 _names = iter(range(1000))
@@ -83,7 +84,7 @@ def running(world: World, fleet_id: str = FLEET) -> list[str]:
     return sorted(each["InstanceId"] for each in world.instances("running", fleet_id=fleet_id))
 
 
-def through(world: World, gate: ec2_world.Gateway) -> Any:
+def through(world: World, gate: Gateway) -> Any:
     return Emulator("moto", gate.endpoint).client("ec2")
 
 
@@ -112,7 +113,7 @@ def test_only_the_fleet_s_own_instances_are_ever_terminated(world: World) -> Non
 
 
 def test_what_spot_does_not_give_is_asked_of_on_demand_and_again_later(world: World) -> None:
-    with gateway(world.moto) as gate:
+    with gateway(world.moto.endpoint) as gate:
         less = short_of(1, "InsufficientInstanceCapacity", "none")
         gate.rule = lambda service, operation, body: less(body) if operation == "CreateFleet" else None
         a = bench(world, client=through(world, gate))
@@ -131,7 +132,7 @@ def test_what_spot_does_not_give_is_asked_of_on_demand_and_again_later(world: Wo
 
 
 def test_requests_that_give_nothing_come_ever_less_often(world: World) -> None:
-    with gateway(world.moto) as gate:
+    with gateway(world.moto.endpoint) as gate:
         gate.rule = lambda service, operation, body: (
             ec2_error("InsufficientInstanceCapacity", "none") if operation == "CreateFleet" else None
         )
@@ -150,7 +151,7 @@ def test_requests_that_give_nothing_come_ever_less_often(world: World) -> None:
 
 
 def test_spot_only_never_asks_for_on_demand(world: World) -> None:
-    with gateway(world.moto) as gate:
+    with gateway(world.moto.endpoint) as gate:
         less = short_of(1, "UnfulfillableCapacity", "none")
         gate.rule = lambda service, operation, body: less(body) if operation == "CreateFleet" else None
         a = bench(world, client=through(world, gate), markets=("spot",))
@@ -159,7 +160,7 @@ def test_spot_only_never_asks_for_on_demand(world: World) -> None:
 
 
 def test_a_quota_of_one_market_does_not_keep_the_other_from_being_asked(world: World) -> None:
-    with gateway(world.moto) as gate:
+    with gateway(world.moto.endpoint) as gate:
 
         def rule(service: str, operation: str, body: bytes) -> Any:
             on_demand = operation == "CreateFleet" and b"DefaultTargetCapacityType=on-demand" in body
@@ -291,7 +292,7 @@ def test_not_found_is_believed_only_after_a_while(world: World) -> None:
 
 
 def test_three_minutes_of_throttling_lose_nobody(world: World) -> None:
-    with gateway(world.moto) as gate:
+    with gateway(world.moto.endpoint) as gate:
         a = bench(world, client=through(world, gate))
         a.pool.start(2)
         gate.rule = lambda service, operation, body: (

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from emulators import REGION, Emulator
-from fleets import Fleet, check, environment, prepare, run
+from fleets import PATIENCE_S, Fleet, check, ended, environment, prepare, run, started
 from inspect_ai.log import read_eval_log, read_eval_log_sample_summaries
+
+from gateway import expired, gateway
 
 BUCKET = "fleet-test"
 SECRET = "never-to-be-stored-3f9a1c"
@@ -103,3 +105,36 @@ def test_a_bucket_that_is_not_there(ministack: Emulator, tmp_path: Path) -> None
     assert (refused.code, refused.out, refused.events) == (2, "", [])
     (said,) = (text for text in refused.err.splitlines() if text.startswith("Error"))
     assert "s3://no-such-bucket" in said
+
+
+def test_expired_credentials_leave_the_fleet_alive(ministack: Emulator, tmp_path: Path) -> None:
+    """The command ends with how to go on, the fleet does not; with new credentials it is driven to its end."""
+    ministack.client("s3").create_bucket(Bucket=BUCKET)
+    folder = prepare(tmp_path / "here")
+    words = ("tasks/slow.py", "-T", "n=6", "--concurrency-per-worker", "2", "--model", "scripted/good")
+    with gateway(ministack.endpoint) as guarded:
+        aws = surroundings(ministack) | {"AWS_ENDPOINT_URL": guarded.endpoint}
+        with started(folder, *words, "--max-workers", "1", **aws) as (process, watcher):
+            watcher.wait(lambda events: [event for event in events if event["type"] == "result"])
+            guarded.rule = lambda service, operation, body: expired(service)
+            _, err = process.communicate(timeout=PATIENCE_S)
+        fleet_id = watcher.events()[0]["fleet_id"]
+        assert process.returncode == 4, err
+        assert "the AWS credentials have expired" in err
+        assert f"ct fleet attach {fleet_id}" in err
+        guarded.rule = lambda service, operation, body: None
+        attached = subprocess.run(
+            [sys.executable, "-m", "evalops", "ct", "fleet", "attach", fleet_id],
+            cwd=folder,
+            env=environment(folder, **aws),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+    assert attached.returncode == 0, attached.stderr
+    fleet = ended(folder, attached.returncode, attached.stdout, attached.stderr)
+    fleet.root = folder / "nowhere"
+    client: Any = ministack.client("s3")
+    keys = [entry["Key"] for entry in client.list_objects_v2(Bucket=BUCKET, Prefix=f"{fleet_id}/events/")["Contents"]]
+    check(fleet, stored={key: client.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys})
+    assert fleet.summary["samples"]["completed"] == 6

@@ -12,6 +12,7 @@ import pytest
 
 from evalworker import agent as module
 from evalworker.agent import Agent, adapted, share_of
+from evalworker.aws import Fault
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Limits, Manifest
 from evalworker.contract.failures import Category
@@ -19,7 +20,7 @@ from evalworker.contract.messages import Hung, Job, read_from_worker
 from evalworker.contract.wire import now
 from evalworker.job import JobLook
 from evalworker.queues import Received
-from evalworker.storage import LocalStorage
+from evalworker.storage import LocalStorage, StorageError
 from evalworker.worker import Config
 
 FLEET = "2026-11-29-14-05-33-1a2b3c4d"
@@ -225,6 +226,46 @@ def test_a_message_that_comes_while_the_agent_leaves_goes_back_at_once(agent: Ag
     agent._begin(received(JOBS[0], "r"))
     assert jobs_queue().extended == [("r", 0)]
     assert agent._running == {}
+
+
+def test_a_job_that_failed_on_this_machine_is_left_to_others_for_a_moment(agent: Agent) -> None:
+    def come(avoid: str, times: int) -> Received:
+        job = Job(fleet_id=FLEET, round=2, job_id=JOBS[0], attempt=2, avoid=avoid)
+        return Received(job.to_json(), f"{avoid} {times}", "m", times)
+
+    agent.manifest = agent.manifest.model_copy(update={"backend": "ec2"})
+    agent._begin(come("local-1", 1))
+    agent._begin(come("local-1", module.ELSEWHERE_TRIES))
+    assert jobs_queue().extended == [(f"local-1 {n}", module.ELSEWHERE_S) for n in (1, module.ELSEWHERE_TRIES)]
+    assert FakeAttempt.made == []
+    agent._begin(come("local-1", module.ELSEWHERE_TRIES + 1))  # nobody else has taken it
+    assert len(FakeAttempt.made) == 1
+
+
+def test_workers_of_one_machine_take_what_failed_there_at_once(agent: Agent) -> None:
+    job = Job(fleet_id=FLEET, round=2, job_id=JOBS[0], attempt=2, avoid="local-1")
+    agent._begin(Received(job.to_json(), "r", "m", 1))
+    assert len(FakeAttempt.made) == 1
+
+
+def test_a_worker_whose_credentials_stay_expired_leaves(
+    agent: Agent, store: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise StorageError("expired", fault=Fault("ExpiredToken", 400, "expired", credentials=True))
+
+    answer = store.get_if_changed(layout.control(FLEET), None)
+    monkeypatch.setattr(module, "EXPIRED_S", 0.0)
+    monkeypatch.setattr(agent.worker.storage, "get_if_changed", refuse)
+    agent._read_control()
+    assert agent._leaving is None
+    monkeypatch.setattr(agent.worker.storage, "get_if_changed", lambda *_: answer)
+    agent._read_control()
+    monkeypatch.setattr(agent.worker.storage, "get_if_changed", refuse)
+    agent._read_control()
+    assert agent._leaving is None  # they were renewed in between
+    agent._read_control()
+    assert agent._leaving == "credentials"
 
 
 @pytest.mark.parametrize(("reason", "why"), [("stopped", Category.CANCELLED), ("sigterm", Category.SPOT)])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evalops.fleet import fleet as module
-from evalops.fleet import lanes
+from evalops.fleet import inbox, lanes
 from evalops.fleet.controller import Controller
 from evalops.fleet.fleet import Fleet, Plan
 from evalops.fleet.guards import Verdict
@@ -58,6 +58,25 @@ class FakeQueue:
         return Counts(0, 0, 0)
 
 
+class Direct:
+    """The pump without its threads: tests say what happens when."""
+
+    def __init__(self, source: FakeQueue) -> None:
+        self._source = source
+
+    def take(self, wait_s: float = 2) -> tuple[list[Received], bool]:
+        found = self._source.receive(10, 1)
+        return found, len(found) < 10
+
+    def delete(self, receipts: list[str]) -> None:
+        self._source.delete(receipts)
+
+    def flush(self) -> None: ...
+
+    def stop(self, *, wait: bool) -> list[Received]:
+        return []
+
+
 class IdlePool(Pool):
     """A worker that never says anything."""
 
@@ -79,6 +98,7 @@ class IdlePool(Pool):
 @pytest.fixture
 def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Controller]:
     monkeypatch.setattr(module, "Queue", FakeQueue)
+    monkeypatch.setattr(inbox, "Pump", Direct)
     monkeypatch.setattr(module.aws, "sqs", lambda lane: None)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     storage = LocalStorage(tmp_path / "root")

@@ -297,3 +297,24 @@ def test_the_end_is_told_and_says_what_it_cost(far: Controller) -> None:
     ]
     (summary,) = events(far, "fleet_summary")
     assert '"cost_usd":{"tokens":0.0,"machines":1.25,"note":"a note"}' in summary
+
+
+def test_a_stall_and_a_stop_by_a_guard_are_told_elsewhere_once(far: Controller) -> None:
+    told: list[tuple[str, str]] = []
+    far.fleet.tell = lambda subject, text: told.append((subject, text))
+    control = far.fleet.control
+    guarded = control.guards.model_copy(update={"stall_after_s": 60})
+    far.fleet.control = control.model_copy(update={"guards": guarded})
+    pool(far).start(1)
+    online(far, "i-1")
+    clock().time += 61
+    far._react()
+    far._react()
+    ((subject, text),) = told
+    assert subject == f"fleet {FLEET} has stalled"
+    assert text.startswith("nothing has happened for 6")
+    clock().time += 61
+    far._react()
+    far._react()
+    assert [subject for subject, _ in told[1:]] == [f"fleet {FLEET} is being stopped"]
+    assert told[1][1].startswith("nothing happened for 12")

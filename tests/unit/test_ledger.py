@@ -261,6 +261,9 @@ def test_a_retry_is_asked_for_once_and_counts_on() -> None:
     assert controller.retries == [2]
     (event,) = controller.stream
     assert (event["type"], event["failure_category"], event["retry_in_s"]) == ("job_attempt", "oom", 3.0)
+    after = Ledger([spec()])
+    after.replay(event)
+    assert controller.ledger.jobs[JOB].failed_on == after.jobs[JOB].failed_on == failed.instance_id
 
 
 def test_what_was_redone_is_told_once() -> None:

@@ -4,6 +4,7 @@ Secrets never stand among the arguments.
 """
 
 import argparse
+import random
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,12 @@ from evalworker.contract.ids import check_run_id
 from evalworker.contract.wire import Unreadable
 from evalworker.storage import open_storage
 from evalworker.worker import Config, Log
+
+START_S = 60.0
+"""How long a start is tried."""
+
+PAUSE_S = (1.0, 3.0)
+"""Between two tries."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,13 +41,26 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config.work.mkdir(parents=True, exist_ok=True)
         log = Log(config.work / "worker.log")
-        boot.settle(open_storage(config.root), config.fleet_id, config.work, argv or sys.argv[1:], log.line)
-        Agent(config).run()
+        _begin(config, argv or sys.argv[1:], log).run()
     except (ServiceError, Unreadable, boot.BootError, CodeError) as error:
         sentence = redact.text(f"the worker {config.instance_id} cannot start: {error}")
         print(sentence, file=sys.stderr)  # noqa: T201
         return 1
     return 0
+
+
+def _begin(config: Config, argv: list[str], log: Log) -> Agent:
+    """The agent, ready to run. What AWS cannot serve just now is tried again: a machine that ends for it would have to be replaced."""
+    end = time.monotonic() + START_S
+    while True:
+        try:
+            boot.settle(open_storage(config.root), config.fleet_id, config.work, argv, log.line)
+            return Agent(config)
+        except ServiceError as error:
+            if not error.retryable or time.monotonic() > end:
+                raise
+            log.line(f"starting: {error}; trying again")
+            time.sleep(random.uniform(*PAUSE_S))  # noqa: S311 - machines that boot together shall not ask together
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -43,6 +43,14 @@ MOST_HUNG = 20
 RECEIVE_WAIT_S = 10
 """One long poll."""
 
+ELSEWHERE_S = 3
+"""How long a job that failed on this machine is left to others, at each of the first `ELSEWHERE_TRIES` times that it comes."""
+
+ELSEWHERE_TRIES = 2
+
+EXPIRED_S = 60.0
+"""How long a worker may be without usable credentials: it can keep nothing of what it does."""
+
 
 class Agent:
     """One worker's life. `run` is the main thread's."""
@@ -89,6 +97,7 @@ class Agent:
         self._leaving: str | None = None
         self._in_flight: int | None = None
         self._disk_warned = False
+        self._refused_since: float | None = None
         self._idle_since = time.monotonic()
 
     @property
@@ -215,6 +224,10 @@ class Agent:
             with contextlib.suppress(QueueError):
                 self.worker.jobs.delete([received.receipt])
             return
+        if for_others(message, self.config.instance_id, self.manifest.backend, received.receive_count):
+            with contextlib.suppress(QueueError):
+                self.worker.jobs.extend([received.receipt], ELSEWHERE_S)
+            return
         with self._changed:
             twin = next((attempt for attempt in self._running.values() if attempt.message == message), None)
         if twin is not None and twin.adopt(received):  # it had become visible again, after a suspend for example
@@ -303,6 +316,7 @@ class Agent:
     def _read_control(self) -> None:
         try:
             found = self.worker.storage.get_if_changed(layout.control(self.config.fleet_id), self._control_etag)
+            self._refused_since = None
             if found is not None:
                 control = Control.from_json(found.body)
                 if control.round > self.worker.control.round:
@@ -315,6 +329,11 @@ class Agent:
                     self._changed.notify_all()
         except (StorageError, Unreadable) as error:
             self.worker.log(f"reading control: {error}")
+            if isinstance(error, StorageError) and error.credentials:
+                if self._refused_since is None:
+                    self._refused_since = time.monotonic()
+                elif time.monotonic() - self._refused_since > EXPIRED_S:
+                    self.leave("credentials")
 
     def _read_manifest(self) -> None:
         self.manifest = Manifest.from_json(self.worker.storage.get(layout.manifest(self.config.fleet_id)).body)
@@ -369,6 +388,11 @@ class Agent:
             waits={attempt.spec.job_id: attempt.waiting_for for attempt in running},
             hung=[hung.popleft() for _ in range(min(MOST_HUNG, len(hung)))],
         )
+
+
+def for_others(message: Job, instance_id: str, backend: str, receive_count: int) -> bool:
+    """Whether another machine should take this job, because its last attempt failed on this one; if none does, this one will."""
+    return backend != "local" and message.avoid == instance_id and receive_count <= ELSEWHERE_TRIES
 
 
 def in_flight_of(reduced: int | None, most: int) -> int:

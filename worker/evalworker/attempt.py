@@ -141,7 +141,10 @@ class Attempt:
                 self._try_once()
         except StorageError as error:
             self.worker.log(f"job {self.spec.job_id}: {error}")
-            self._fail_unrecorded(error)
+            if error.credentials:  # this worker's have expired: no fault of the job, and another worker has others
+                self._give_back(delay_s=15)
+            else:
+                self._fail_unrecorded(error)
         except LauncherClosed:
             self._hand_over()
         except Exception as error:  # a bug of ours must not take the worker's other jobs with it

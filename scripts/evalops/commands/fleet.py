@@ -178,10 +178,8 @@ def _worker_state(sight: look.Sight, worker: look.WorkerRow) -> str:
 
 
 def _job_row(job: JobState, shards: list[JobState]) -> list[object]:
-    said = [each.errored for part in (*shards, job) for each in part.said.values()]
-    counts = (len(said) - sum(said), sum(said), job.spec.samples)
-    if job.done is not None:
-        counts = (job.done.samples.completed, job.done.samples.errored, job.done.samples.total)
+    heard = [part.counts for part in (*shards, job)] if job.done is None else [job.done.samples]
+    counts = (sum(each.completed for each in heard), sum(each.errored for each in heard), job.spec.samples)
     shown = job.status
     if job.done is not None and job.done.failure_category not in (None, job.status):
         shown += f": {job.done.failure_category}"

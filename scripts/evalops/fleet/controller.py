@@ -52,6 +52,8 @@ class Controller:
                 return self.ending.finish()
         except Left as left:
             return self.ending.leave(str(left))
+        finally:
+            self.inbox.stop()
 
     def close(self, reason: str) -> Verdict:
         """End a fleet that nobody drives any more: take what its workers have said, cancel what is open, write the summary."""
@@ -72,8 +74,12 @@ class Controller:
         divided = fleet.connections.look(fleet.roster.workers, time.monotonic())
         if fleet.every("beat", BEAT_S) or divided:
             self.heartbeat.beat()
-        self.ending.react(self._guard() if fleet.verdict is None else None)
+        self._react()
         fleet.view.show(fleet.ledger, fleet.pool.alive, fleet.waiting_for(), fleet.watch.rate_limited)
+
+    def _react(self) -> None:
+        """Begin to end when something says so, and drive an end that has begun."""
+        self.ending.react(self._guard() if self.fleet.verdict is None else None)
 
     def _guard(self) -> Verdict | None:
         """Ask the guards, and write what they have to tell."""

@@ -67,6 +67,7 @@ class Dispatch:
             attempt=job.attempt,
             base=job.base,
             canary=job in fleet.watch.canaries(fleet.control),
+            avoid=job.failed_on,
         )
 
     def _send_due(self) -> None:

@@ -106,7 +106,7 @@ class Fleet:
         try:
             yield
         except ServiceError as error:
-            if error.credentials and self.pool.stays:
+            if error.credentials:
                 raise Left(str(error)) from error
             sentence = f"{what}: {error}"
             if sentence not in self._troubles:

@@ -4,6 +4,8 @@ The controller feeds it the workers' messages in any order, duplicates included,
 stream of an earlier controller brings a ledger to the same state. Design, section 5.
 """
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,11 +19,14 @@ from evalworker.contract.jsonio import canonical
 from evalworker.contract.messages import AttemptDone, SampleCounts, SampleDone
 
 Key = tuple[str, int]
+Execution = tuple[Key, str | None]
+"""A sample and the uuid of one run of it."""
+
 Pair = tuple[str, str]
 """A task's name and a model's."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Said:
     """The last result of one sample that stands in the stream."""
 
@@ -50,11 +55,25 @@ class Spend:
                 self.unpriced.add(model)
 
 
+@dataclass(frozen=True)
+class Sealed:
+    """What is kept of a completed job's samples: what they came to, and eight bytes of each execution to know it again."""
+
+    cost_usd: float | None
+    tokens: int
+    executions: "array[int]"
+
+
 @dataclass
 class JobState:
     """One job. `attempt` is the newest one known, `base` the last one of earlier rounds; `done` its end, None while it goes on.
 
-    `settled`: it is a shard, and the merge of its task has completed.
+    Attributes:
+        said: the results that stand in the stream; empty once the job has completed. `errored` counts those with an error.
+        paid, repeated: other executions, whose cost was counted, or whose result was written and has been replaced.
+        failed_on: the worker on which an attempt failed that is tried again.
+        settled: it is a shard, and the merge of its task has completed.
+        sealed: what is left of all that once the job has completed.
     """
 
     spec: JobSpec
@@ -63,11 +82,14 @@ class JobState:
     redone: int = 0
     spent_s: float = 0.0
     said: dict[Key, Said] = field(default_factory=dict)
-    paid: set[tuple[Key, str | None]] = field(default_factory=set)
-    results_said: set[tuple[Key, str | None]] = field(default_factory=set)
+    errored: int = 0
+    paid: set[Execution] = field(default_factory=set)
+    repeated: set[Execution] = field(default_factory=set)
     retries_said: set[str] = field(default_factory=set)
     done: AttemptDone | None = None
     ending: AttemptDone | None = None
+    failed_on: str | None = None
+    sealed: Sealed | None = None
     settled: bool = False
 
     @property
@@ -83,6 +105,63 @@ class JobState:
         return "open" if self.done is None else self.done.status
 
     @property
+    def counts(self) -> SampleCounts:
+        """Its samples: from its log once it has ended, from the stream before."""
+        if self.done is not None:
+            return self.done.samples
+        return SampleCounts(total=self.spec.samples, completed=len(self.said) - self.errored, errored=self.errored)
+
+    @property
+    def heard(self) -> bool:
+        """Whether any of its samples has been heard of."""
+        return bool(self.said if self.sealed is None else self.sealed.executions)
+
+    @property
+    def cost_usd(self) -> float | None:
+        """Dollars for the tokens of its samples; None without samples or when a price is missing."""
+        if self.sealed is not None:
+            return self.sealed.cost_usd
+        costs = [said.cost_usd for said in self.said.values()]
+        return sum(cost for cost in costs if cost is not None) if costs and None not in costs else None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of its samples."""
+        return self.sealed.tokens if self.sealed is not None else sum(said.tokens for said in self.said.values())
+
+    def is_paid(self, execution: Execution) -> bool:
+        """Whether what this execution has cost is counted."""
+        if self.sealed is not None:
+            place = bisect_left(self.sealed.executions, _mark(execution))
+            return place < len(self.sealed.executions) and self.sealed.executions[place] == _mark(execution)
+        return execution in self.paid or self._stands(execution)
+
+    def was_said(self, execution: Execution) -> bool:
+        """Whether the stream has, or had, the result of this execution."""
+        return execution in self.repeated or self._stands(execution)
+
+    def _stands(self, execution: Execution) -> bool:
+        known = self.said.get(execution[0])
+        return known is not None and known.uuid == execution[1]
+
+    def stand(self, key: Key, said: Said) -> None:
+        """A result that counts from now on. It is in none of the sets, which so stay small."""
+        if (known := self.said.get(key)) is not None:
+            self.errored -= known.errored
+            self.paid.add((key, known.uuid))
+            self.repeated.add((key, known.uuid))
+        self.errored += said.errored
+        self.said[key] = said
+        self.paid.discard((key, said.uuid))
+        self.repeated.discard((key, said.uuid))
+
+    def seal(self) -> None:
+        """Forget the samples of a completed job, which nothing can change any more: a fleet has any number of them."""
+        executions = {_mark((key, said.uuid)) for key, said in self.said.items()} | {_mark(one) for one in self.paid}
+        self.sealed = Sealed(self.cost_usd, self.tokens, array("q", sorted(executions)))
+        self.said, self.paid, self.repeated, self.retries_said = {}, set(), set(), set()
+
+    @property
     def shard(self) -> str | None:
         """Which shard of how many it is, as people count; None for a whole task."""
         shard = self.spec.shard
@@ -92,6 +171,11 @@ class JobState:
     def name(self) -> str:
         """Its task, and which part of it."""
         return self.spec.name if self.shard is None else f"{self.spec.name} (shard {self.shard})"
+
+
+def _mark(execution: Execution) -> int:
+    """Eight bytes by which an execution is known in this process."""
+    return hash(execution)
 
 
 @dataclass(frozen=True)
@@ -144,7 +228,7 @@ class Ledger:
                 return Outcome()
             job.retries_said.add(identity)
             return Outcome([of_sample(done)])
-        if (sample_key(done.sample_id, done.epoch), done.uuid) in job.results_said:
+        if job.was_said((sample_key(done.sample_id, done.epoch), done.uuid)):
             return Outcome()  # a duplicate, perhaps of one that has been replaced since
         if (event := self._result(job, done)) is None:
             return Outcome()
@@ -155,9 +239,10 @@ class Ledger:
     ) -> None:
         """Count what one execution of a sample has cost, once."""
         execution = (sample_key(sample_id, epoch), uuid)
-        if execution not in job.paid:
-            job.paid.add(execution)
+        if not job.is_paid(execution):
             self.spend.add(usage)
+            if job.sealed is None:
+                job.paid.add(execution)
 
     def _result(self, job: JobState, done: SampleDone) -> Event | None:
         """The `result` event, None if it stands already or comes from an attempt that has been superseded."""
@@ -166,8 +251,7 @@ class Ledger:
         if known is not None and (known.uuid == done.uuid or done.attempt < known.attempt):
             return None
         tokens = sum(int(usage.get("total_tokens") or 0) for usage in done.model_usage.values())
-        job.said[key] = Said(done.uuid, done.attempt, done.status == "errored", done.cost_usd, tokens)
-        job.results_said.add((key, done.uuid))
+        job.stand(key, Said(done.uuid, done.attempt, done.status == "errored", done.cost_usd, tokens))
         if known is not None:
             job.redone += 1
             return of_sample(done, replaces=known.uuid or "")
@@ -188,6 +272,7 @@ class Ledger:
         if done.canary and done.status == "completed":
             self._canary_passed(job, done.attempt)
             return Outcome([self._attempt_event(job, done, None)])
+        job.failed_on = done.instance_id
         delay = done.retry_after_s or 0.0
         return Outcome([self._attempt_event(job, done, delay)], Retry(done.job_id, job.attempt, delay))
 
@@ -267,6 +352,7 @@ class Ledger:
         self.ended.append(done)
         if done.status == "completed":
             self.passed.add(job.pair)
+            job.seal()
             for shard in self.shards_of(job):
                 shard.settled = True
 
@@ -301,11 +387,7 @@ class Ledger:
         for job in self.jobs.values():
             if job.spec.merges:
                 continue
-            if job.done is not None:
-                counts = job.done.samples
-            else:
-                bad = sum(said.errored for said in job.said.values())
-                counts = SampleCounts(total=job.spec.samples, completed=len(job.said) - bad, errored=bad)
+            counts = job.counts
             total, completed, errored = total + counts.total, completed + counts.completed, errored + counts.errored
         return SampleCounts(total=total, completed=completed, errored=errored)
 
@@ -339,8 +421,7 @@ class Ledger:
             tokens = sum(int(entry.get("total_tokens") or 0) for entry in usage)
             key = sample_key(event["sample_id"], event["epoch"])
             errored = event["status"] == "errored"
-            job.said[key] = Said(event["uuid"], event["attempt"], errored, event.get("cost_usd"), tokens)
-            job.results_said.add((key, event["uuid"]))
+            job.stand(key, Said(event["uuid"], event["attempt"], errored, event.get("cost_usd"), tokens))
             job.redone += "replaces" in event
         elif event["type"] == "sample_retry":
             job.retries_said.add(canonical([event["sample_id"], event["epoch"], event["uuid"]]))
@@ -362,6 +443,7 @@ class Ledger:
             self._canary_passed(job, event["attempt"])
         elif event["retry_in_s"] is not None:
             job.attempt = max(job.attempt, event["attempt"] + 1)
+            job.failed_on = event["instance_id"]
 
     def new_round(self, round_: int) -> list[JobState]:
         """Go on after a replay as round `round_`: what has not completed is open again. Returns the open jobs.

@@ -93,10 +93,9 @@ def results_table(ledger: Ledger) -> None:
 
 def _row(job: JobState, parts: list[JobState]) -> list[object]:
     done = job.done
-    said = [each for part in parts for each in part.said.values()]
-    costs = [each.cost_usd for each in said]
+    heard = [part for part in parts if part.heard]
+    costs, tokens = [part.cost_usd for part in heard], sum(part.tokens for part in heard)
     cost = sum(cost for cost in costs if cost is not None) if costs and None not in costs else None
-    tokens = sum(each.tokens for each in said)
     if done is None:
         return [
             job.spec.name,

@@ -287,4 +287,6 @@ def _quiet(age_s: float | None) -> str:
 def _retry_command(run_id: str, backend: str) -> str:
     if backend in ("ec2", "local"):
         return f"`ct run eval --run-id {run_id}` or `ies run local --run-id {run_id}`"
+    if backend == "batch":
+        return f"`ies run aws --run-id {run_id}` or `ies run local --run-id {run_id}`"
     return f"`ies run local --run-id {run_id}`"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypeVar
 
+from evalops.batch import living
 from evalops.logs import cost
 from evalops.logs import rows as state
 from evalops.logs.cache import FactsCache
@@ -70,6 +71,9 @@ def survey(
         manifest = document(place.storage, layout.manifest(place.run_id), Manifest, problems)
         control = document(place.storage, layout.control(place.run_id), Control, problems)
     alive, owner = state.owner(control, clock(), process_alive(control.controller) if control else None)
+    if manifest is not None and manifest.backend == "batch" and not alive and place.run_id is not None:
+        on_batch = living.on_batch(place.storage, place.run_id)
+        alive, owner = (alive, owner) if on_batch[0] is None else on_batch
     chosen = choose(listed)
     if place.run_id is not None and manifest is not None:
         jobs = _jobs(place.storage, place.run_id, manifest, chosen, problems)

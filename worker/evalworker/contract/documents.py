@@ -240,3 +240,38 @@ class JobDone(Wire):
     round: int
     log: str | None
     attempt_done: AttemptDone
+
+
+class BatchSubmission(Part):
+    """One job as AWS Batch knows it. `offset` is its first job's place in the round, `size` its children (None: a plain job)."""
+
+    job_id: str
+    name: str
+    offset: int = 0
+    size: int | None = None
+
+
+class BatchRound(Part):
+    """One submission of a run to Batch.
+
+    `jobs` are places in the manifest's list; `array` gives each a child and a log directory of its own, else one `eval_set` runs them
+    all. `logs` maps a place to the key of the working log that its child goes on from.
+    """
+
+    number: int
+    queue: str
+    array: bool = False
+    jobs: list[int]
+    logs: dict[int, str] = {}
+    submissions: list[BatchSubmission] = []
+
+
+class BatchRun(Wire):
+    """What of a run went to Batch; written by who submits. `estate` and `region` say where, `log_group` where its output is."""
+
+    type: Literal["batch"] = "batch"
+    fleet_id: str
+    estate: str
+    region: str
+    log_group: str
+    rounds: list[BatchRound]

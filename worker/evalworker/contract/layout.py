@@ -27,6 +27,11 @@ def machines(fleet_id: str) -> str:
     return f"{check_run_id(fleet_id)}/machines.json"
 
 
+def batch(fleet_id: str) -> str:
+    """Which jobs of AWS Batch a run has."""
+    return f"{check_run_id(fleet_id)}/batch.json"
+
+
 def segments(fleet_id: str) -> str:
     """The prefix of the event stream's segments."""
     return f"{check_run_id(fleet_id)}/events/"
@@ -95,6 +100,12 @@ def partials(fleet_id: str) -> str:
 def partial(fleet_id: str, job_id: str) -> str:
     """The prefix of the unfinished log that a job's next attempt starts from."""
     return f"{partials(fleet_id)}{check_job_id(job_id)}/"
+
+
+def buffer_of(log: str) -> str:
+    """The key of what Inspect's shared buffer says of the unfinished log of that key (`log_shared`)."""
+    folder, slash, name = log.rpartition("/")
+    return f"{folder}{slash}.buffer/{name.removesuffix('.eval')}/manifest.json"
 
 
 def lane(name: str) -> str:

@@ -22,7 +22,8 @@ class Job(Wire):
     """One attempt of one job, to be taken by any worker of the fleet. The rest is in the manifest.
 
     Attempts are counted through all rounds (their keys are created once); `base` are those of earlier rounds, which do not count
-    against the retry policy. A `canary` ends with its first sample.
+    against the retry policy. A `canary` ends with its first sample. `avoid`: the instance on which the attempt before this one failed;
+    it leaves the job to others for a moment.
     """
 
     type: Literal["job"] = "job"
@@ -32,6 +33,7 @@ class Job(Wire):
     attempt: int
     base: int = 0
     canary: bool = False
+    avoid: str | None = None
 
 
 class _FromWorker(Wire):
