@@ -168,7 +168,7 @@ class Ending:
         fleet.view.end()
         fleet.insist("storage", self._inbox.store_all)
         end = time.monotonic() + INSIST_S
-        self._heartbeat.beat("ended")
+        self._heartbeat.beat("ended", verdict.ending)
         while fleet.control.state != "ended" and time.monotonic() < end:  # workers and queues wait for this word
             self._heartbeat.beat()
         with fleet.surviving("the workers"):  # what does not end here sees the end in control.json, or is reaped

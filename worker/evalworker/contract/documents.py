@@ -126,7 +126,7 @@ class Control(Wire):
     `state`: `running`; `draining` (finish what runs, take nothing new); `stopping` (interrupt what runs, keep partial logs; with
     `at_once`, without letting jobs flush); `ended`. `beat` is the controller's last sign of life; `round` is the current one,
     messages of older rounds are deleted. `ct fleet stop` alone writes it from outside. `rate_limited` and `waiting_for` are what the
-    controller last heard and knew, for whoever only looks.
+    controller last heard and knew, for whoever only looks; `outcome` is how the fleet ended, as in its `fleet_summary`.
     """
 
     type: Literal["control"] = "control"
@@ -142,6 +142,7 @@ class Control(Wire):
     guards: Guards = Guards()
     rate_limited: int = 0
     waiting_for: str | None = None
+    outcome: str | None = None
 
 
 class Lane(Wire):
