@@ -193,7 +193,8 @@ def test_the_end_is_stored_however_often_storage_fails(controller: Controller, m
     )
     assert stored == controller.fleet.stream.path.read_bytes()
     assert b'"fleet_summary"' in stored.splitlines()[-1]
-    assert Control.from_json(controller.fleet.storage.get(layout.control(FLEET)).body).state == "ended"
+    control = Control.from_json(controller.fleet.storage.get(layout.control(FLEET)).body)
+    assert (control.state, control.outcome) == ("ended", "complete")
 
 
 def test_ctrl_c_while_the_fleet_ends_does_not_cut_it_short(

@@ -68,6 +68,7 @@ class Attempt:
         self.share = 1
         self.connections: int | None = None
         self.category: Category | None = None
+        self.has_run = False
         self._killed_for: Category | None = None
         self._tail: deque[bytes] = deque(maxlen=20)
         self._output = redact.stream()
@@ -211,6 +212,7 @@ class Attempt:
         output = b"".join(self._tail).decode("utf-8", "replace")
         ending = Ending(self.heard.end, status, oom_kills() > kills, killed_for, output)
         self.category = category = category_of(ending)
+        self.has_run = True
         if category is not None and category == killed_for and category in HAND_OVER:
             self._hand_over()
         else:

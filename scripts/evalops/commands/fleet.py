@@ -73,7 +73,7 @@ def list_(limit: int, json_output: bool) -> None:
         for row in rows:
             ui.emit_json(row)
         return
-    columns = ["fleet", "state", "round", "jobs", "samples", "backend", "owner", "deadline"]
+    columns = ["fleet", "state", "outcome", "round", "jobs", "samples", "backend", "owner", "deadline"]
     ui.table(columns, [[row[column] for column in columns] for row in rows], right=["round", "jobs", "samples"])
 
 
@@ -81,6 +81,7 @@ def _list_row(fleet_id: str, manifest: Any, control: Control | None) -> dict[str
     return {
         "fleet": fleet_id,
         "state": control.state if control else "unreadable",
+        "outcome": control.outcome if control else None,
         "round": control.round if control else None,
         "jobs": len(manifest.jobs) if manifest else None,
         "samples": total_samples(manifest.jobs) if manifest else None,

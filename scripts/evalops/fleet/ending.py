@@ -170,7 +170,7 @@ class Ending:
         with fleet.surviving("the timings"):
             placement.write(fleet.storage, fleet.ledger, fleet.fleet_id)
         end = time.monotonic() + INSIST_S
-        self._heartbeat.beat("ended")
+        self._heartbeat.beat("ended", verdict.ending)
         while fleet.control.state != "ended" and time.monotonic() < end:  # workers and queues wait for this word
             self._heartbeat.beat()
         with fleet.surviving("the workers"):  # what does not end here sees the end in control.json, or is reaped

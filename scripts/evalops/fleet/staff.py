@@ -16,7 +16,7 @@ from evalworker.contract.messages import WorkerDraining
 GROW_S = 20.0
 """Between two looks whether more workers would help."""
 
-AS_IT_SHOULD = ("idle", "over", "drained", "stopped", "deadline")
+AS_IT_SHOULD = ("idle", "over", "drained", "stopped", "deadline", "outdated")
 """Why workers leave that nobody has to replace."""
 
 
