@@ -132,9 +132,9 @@ class EventStream:
     def store(self) -> list[str]:
         """Store what is pending as the next segment and return the receipts that may be deleted now.
 
-        A segment that could not be stored is sent again as it was before anything newer: the call that failed may have been carried
-        out, and only the same bytes are known for our own. Raises Fenced when another controller has written that segment, StorageError when it cannot be stored (nothing is lost:
-        call again).
+        A segment that could not be stored is sent again as it was, before anything newer: the call that failed may have been carried out,
+        and only the same bytes are known for our own. Raises Fenced when another controller has written that segment, StorageError when it
+        cannot be stored (nothing is lost: call again).
         """
         while self._going is not None or self._pending:
             text, settled = self._going = self._going or self._take()
