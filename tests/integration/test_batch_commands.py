@@ -267,6 +267,8 @@ def test_a_run_is_submitted_again(account: Account) -> None:
     assert other.exit_code == 2 and f"the run {run_id} does not hold arithmetic with scripted/refuse" in other.stderr
     changed = run("run", "aws", "--run-id", run_id, "--limit", "2")
     assert changed.exit_code == 2 and "to change --limit, repeat the whole command" in changed.stderr
+    models = run("run", "aws", "--run-id", run_id, "--model", "scripted/refuse")
+    assert models.exit_code == 2 and f"the run {run_id} has other models" in models.stderr
 
 
 def test_list_monitor_and_terminate(account: Account) -> None:
