@@ -288,6 +288,20 @@ def test_list_monitor_and_terminate(account: Account) -> None:
     assert over.exit_code == 0 and "it had ended before: nothing to terminate" in over.stderr
 
 
+def test_ctrl_c_leaves_the_job_running(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    run_id = run(*SUBMIT).stdout.strip()
+    monkeypatch.setattr("evalops.batch.monitor.Monitor.run", interrupted)
+    done = run("batch", "monitor-job", run_id)
+    assert done.exit_code == 4
+    assert (
+        f"the job goes on without this command: ies batch monitor-job {run_id}, or ies batch terminate-job {run_id}"
+        in done.stderr
+    )
+
+
 @pytest.mark.parametrize("text", ["nonsense", "2026-11-29-14-05-33-1a2b3c4d", "5b2152b4-7c28-4d95-9303-45ebe8b08a9b"])
 @pytest.mark.parametrize("command", ["monitor-job", "terminate-job"])
 def test_what_nobody_knows(account: Account, command: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
