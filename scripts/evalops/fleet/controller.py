@@ -140,7 +140,8 @@ class Controller:
                 "slots": message.slots,
             }
         elif isinstance(message, WorkerDraining):
-            self.staff.goodbye(message)
+            if not self.staff.goodbye(message):
+                return
             event |= {"reason": message.reason, "handed_over": message.handed_over}
         elif isinstance(message, BootstrapFailed):
             if not fleet.roster.failed(message.instance_id):
