@@ -8,13 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalops import planner
+from evalops.fleet import view
 from evalops.fleet.ledger import Ledger
 from evalops.fleet.merges import Merges
+from evalops.logs import survey
+from evalops.logs.events import Progress
 from evalops.shards import LEAST, Wish, divide, how_many
-from evalworker.contract.documents import JobSpec, Shard, total_samples, wholes
+from evalworker.contract import layout
+from evalworker.contract.documents import JobDone, JobSpec, Shard, total_samples, wholes
 from evalworker.contract.failures import Category
-from evalworker.contract.messages import AttemptDone, SampleCounts
+from evalworker.contract.messages import AttemptDone, SampleCounts, SampleDone
 from evalworker.contract.wire import now
+from evalworker.storage import LocalStorage
 
 CASES = "metric_cases.py"
 FOLDER = Path(__file__).parents[1] / "tasks"
@@ -158,6 +163,72 @@ def test_a_merge_that_failed_opens_the_shards_with_errors_again() -> None:
     conclude(ledger, end(whole, "failed", errored=1))
     assert [job.spec for job in ledger.new_round(2)] == [first, whole]
     assert Merges(ledger).held() == {whole.job_id}
+
+
+def sample(spec: JobSpec, id_: int, uuid: str, *, errored: bool = False, round_: int = 1) -> SampleDone:
+    return SampleDone(
+        fleet_id="2026-11-29-14-05-33-1a2b3c4d", instance_id="w", ts=now(), round=round_, job_id=spec.job_id, attempt=round_, task="t",
+        model="m/m", sample_id=id_, epoch=1, uuid=uuid, status="errored" if errored else "completed", scores={},
+        error="x" if errored else None, model_usage={"m/m": {"total_tokens": 7}},
+    )  # fmt: skip
+
+
+def test_a_shard_that_is_opened_again_knows_what_it_has_said() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    for each in (sample(first, 0, "a"), sample(first, 2, "b", errored=True)):
+        assert len(ledger.sample(each).events) == 1
+    conclude(ledger, end(first, errored=1))
+    conclude(ledger, end(second))
+    conclude(ledger, end(whole, "failed", errored=1))
+    ledger.new_round(2)
+    counts = ledger.jobs[first.job_id].counts
+    assert (counts.completed, counts.errored) == (1, 1)
+    kept = ledger.sample(sample(first, 0, "a", round_=2))
+    again = ledger.sample(sample(first, 2, "c", round_=2))
+    assert (kept.events, [event["replaces"] for event in again.events]) == ([], ["b"])
+    assert ledger.tokens == 21
+    conclude(ledger, end(first, round_=2))
+    conclude(ledger, end(whole, round_=2))
+    assert all(job.said == {} for job in ledger.jobs.values())  # nothing can open it any more
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"failure_category": Category.OOM, "log": None},
+        {"failure_category": Category.STORAGE},
+        {"samples": SampleCounts(total=4, completed=2, errored=1)},
+    ],
+)
+def test_a_merge_that_failed_for_anything_but_errors_leaves_tolerated_ones_alone(more: dict[str, Any]) -> None:
+    ledger, (first, second, whole) = ledger_of()
+    conclude(ledger, end(first, errored=1))
+    conclude(ledger, end(second))
+    conclude(ledger, end(whole, "failed", errored=1).model_copy(update=more))
+    assert [job.spec for job in ledger.new_round(2)] == [whole]
+
+
+def test_an_end_without_a_merged_log_counts_what_the_shards_have() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    conclude(ledger, end(first, errored=1))
+    ledger.sample(sample(second, 1, "a"))
+    ended = end(whole, "cancelled", log=False).model_copy(update={"samples": SampleCounts(total=4)})
+    assert conclude(ledger, ended)["samples"] == {"total": 4, "completed": 2, "errored": 1}
+    assert view._row(ledger.jobs[whole.job_id], ledger.parts_of(ledger.jobs[whole.job_id]))[4:7] == [2, 1, 4]
+
+
+def test_status_counts_the_shards_of_a_merge_without_a_log(tmp_path: Path) -> None:
+    _, (first, second, whole) = ledger_of()
+    done = end(whole, "failed", log=False).model_copy(update={"samples": SampleCounts(total=4)})
+    record = JobDone(fleet_id=done.fleet_id, job_id=whole.job_id, round=1, log=None, attempt_done=done)
+    storage, key = LocalStorage(tmp_path), layout.job_done(done.fleet_id, whole.job_id, 1)
+    storage.put(key, record.to_bytes())
+    told = [
+        {"type": "result", "job_id": each.job_id, "sample_id": n, "epoch": 1, "status": status}
+        for each, n, status in [(first, 0, "completed"), (first, 2, "errored"), (second, 1, "completed")]
+    ]
+    job = survey._tell(storage, done.fleet_id, whole, {key}, Progress.of(told), [])
+    assert (job.completed, job.errored, job.ended) == (2, 1, "failed: task_error")
 
 
 def test_without_a_single_log_there_is_nothing_to_merge() -> None:

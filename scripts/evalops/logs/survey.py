@@ -163,7 +163,8 @@ def _tell(
         if done is not None:
             said = done.attempt_done
             why = said.failure_category if said.failure_category != said.status else said.error_summary
-            counts = said.samples
+            unmerged = progress.together(spec.merges) if said.log is None else None
+            counts = unmerged or said.samples
             ended = f"{said.status}: {why or said.error_summary or 'no log'}"
             return replace(job, ended=ended, completed=counts.completed, errored=counts.errored)
     unfinished = list_directory(storage, layout.partial(run_id, spec.job_id)).logs
