@@ -27,6 +27,7 @@ def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = tmp_path / "venv"
     made.mkdir()
     (made / environment.BAKED_LOCK).write_text("locked")
+    (made / environment.LEFT_OUT).write_text("debugpy ministack\n")
     monkeypatch.setattr(sys, "prefix", str(made))
     monkeypatch.setattr(environment, "_install", install)
     return made
@@ -54,10 +55,18 @@ def prepare(tmp_path: Path, lock: str | None, requirements: tuple[str, ...] = ()
 def test_a_run_with_the_image_s_own_lock_takes_what_is_there(image: Path, tmp_path: Path) -> None:
     assert prepare(tmp_path, "locked") is None
     assert prepare(tmp_path, None) is None
+    needed = ("boto3==1.0", "Inspect_AI==0.3", "pyyaml==6 ; python_full_version < '3.12'", "debugpy==1.8")
+    assert prepare(tmp_path, "locked", needed) is None
 
 
 @pytest.mark.parametrize(
-    ("lock", "requirements"), [("other", ()), ("locked", ("six==1.17.0",)), (None, ("six==1.17.0",))]
+    ("lock", "requirements"),
+    [
+        ("other", ()),
+        ("locked", ("not-installed==1.17.0",)),
+        ("locked", ("boto3 @ https://example.org/boto3.whl",)),
+        (None, ("not-installed==1.17.0",)),
+    ],
 )
 def test_anything_else_is_installed(
     image: Path, tmp_path: Path, lock: str | None, requirements: tuple[str, ...]
