@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evalops.fleet import fleet as module
-from evalops.fleet import lanes
+from evalops.fleet import inbox, job_ends, lanes
 from evalops.fleet.controller import Controller
 from evalops.fleet.fleet import Fleet, Plan
 from evalops.fleet.guards import Verdict
@@ -21,7 +21,8 @@ from evalops.fleet.workers import Pool
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Manifest
 from evalworker.contract.failures import Category
-from evalworker.contract.messages import AttemptDone, Job, SampleCounts, read_from_worker
+from evalworker.contract.ids import digest_of_keys, sample_key
+from evalworker.contract.messages import AttemptDone, Job, SampleCounts, SampleDone, read_from_worker
 from evalworker.contract.wire import now
 from evalworker.queues import Counts, QueueError, Received
 from evalworker.storage import LocalStorage, StorageError
@@ -58,6 +59,25 @@ class FakeQueue:
         return Counts(0, 0, 0)
 
 
+class Direct:
+    """The pump without its threads: tests say what happens when."""
+
+    def __init__(self, source: FakeQueue) -> None:
+        self._source = source
+
+    def take(self, wait_s: float = 2) -> tuple[list[Received], bool]:
+        found = self._source.receive(10, 1)
+        return found, len(found) < 10
+
+    def delete(self, receipts: list[str]) -> None:
+        self._source.delete(receipts)
+
+    def flush(self) -> None: ...
+
+    def stop(self, *, wait: bool) -> list[Received]:
+        return []
+
+
 class IdlePool(Pool):
     """A worker that never says anything."""
 
@@ -79,6 +99,7 @@ class IdlePool(Pool):
 @pytest.fixture
 def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Controller]:
     monkeypatch.setattr(module, "Queue", FakeQueue)
+    monkeypatch.setattr(inbox, "Pump", Direct)
     monkeypatch.setattr(module.aws, "sqs", lambda lane: None)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     storage = LocalStorage(tmp_path / "root")
@@ -173,7 +194,8 @@ def test_the_end_is_stored_however_often_storage_fails(controller: Controller, m
     )
     assert stored == controller.fleet.stream.path.read_bytes()
     assert b'"fleet_summary"' in stored.splitlines()[-1]
-    assert Control.from_json(controller.fleet.storage.get(layout.control(FLEET)).body).state == "ended"
+    control = Control.from_json(controller.fleet.storage.get(layout.control(FLEET)).body)
+    assert (control.state, control.outcome) == ("ended", "complete")
 
 
 def test_ctrl_c_while_the_fleet_ends_does_not_cut_it_short(
@@ -198,6 +220,51 @@ def test_one_message_twice_and_one_unreadable_leave_one_end(controller: Controll
     assert sum('"type":"job_done"' in text for text in lines) == 1
     assert sum("could not be read" in text for text in lines) == 1
     assert len(controller.fleet.events.deleted) == 3  # type: ignore[attr-defined]
+
+
+def sample() -> str:
+    done = SampleDone(
+        fleet_id=FLEET,
+        instance_id="w",
+        ts=now(),
+        round=2,
+        job_id=JOB,
+        attempt=1,
+        task="t",
+        model="m",
+        sample_id=1,
+        epoch=1,
+        uuid="u",
+        status="completed",
+        scores={},
+    )
+    return done.to_json()
+
+
+def test_an_end_before_its_last_sample_waits_for_it(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queues keep no order; without waiting, the whole log would be read for one sample that is on its way."""
+    monkeypatch.setattr(job_ends, "_read_samples", lambda *_: pytest.fail("the log was read"))
+    end = AttemptDone.from_json(completed()).model_copy(
+        update={"log": "k.eval", "digest": digest_of_keys([(sample_key(1, 1), "u")])}
+    )
+    queue: Any = controller.fleet.events
+    queue.put.append(end.to_json())
+    controller.inbox.receive(controller.apply)
+    assert controller.fleet.ledger.jobs[JOB].status == "open"
+    assert not controller.fleet.stream.store(), "a message that has not been obeyed was settled"
+    queue.put.append(sample())
+    assert controller.run().ending == "complete"
+
+
+def test_an_end_whose_samples_never_come_is_completed_from_the_log(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(job_ends, "_read_samples", lambda fleet, done: asked.append(done.job_id) or [])
+    end = AttemptDone.from_json(completed()).model_copy(update={"log": "k.eval", "digest": "d"})
+    controller.fleet.events.put.append(end.to_json())  # type: ignore[attr-defined]
+    assert controller.run().ending == "complete"
+    assert asked == [JOB]
 
 
 def test_a_stop_that_could_not_be_told_is_told_with_the_next_beat(

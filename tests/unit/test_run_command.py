@@ -43,10 +43,36 @@ def test_detached_is_the_same_command_with_json_in_place(tmp_path: Path, monkeyp
         def __init__(self, command: list[str], **_: Any) -> None:
             started.append(command)
             (tmp_path / "logs" / "fleet" / FLEET).mkdir()
-            self.stdout = io.BytesIO(f'{{"fleet_id": "{FLEET}"}}\n'.encode())
+            self.stdout = io.BytesIO(f'{{"type": "launch", "fleet_id": "{FLEET}"}}\n'.encode())
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(detach.subprocess, "Popen", Process)
     monkeypatch.setattr(sys, "argv", ["/bin/ct", "run", "eval", "--detach", "--", "a.py"])
     detach.detach()
     assert started[0][-6:] == ["ct", "run", "eval", "--json", "--", "a.py"]
+
+
+def test_what_starts_nothing_in_the_background_is_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An estimate has no launch record; it used to end in a traceback."""
+
+    class Process:
+        returncode = 3
+
+        def __init__(self, *_: Any, stderr: Any, **__: Any) -> None:
+            stderr.write(b"a remark\n")
+            self.stdout = io.BytesIO(b'{"jobs": 2}\n{"more": 1}\n')
+
+        def communicate(self) -> tuple[bytes, None]:
+            return self.stdout.read(), None
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(detach.subprocess, "Popen", Process)
+    monkeypatch.setattr(sys, "argv", ["/bin/ct", "run", "eval", "--detach", "--estimate", "a.py"])
+    with pytest.raises(SystemExit) as ended:
+        detach.detach()
+    assert ended.value.code == 3
+    said = capsys.readouterr()
+    assert said.out == '{"jobs": 2}\n{"more": 1}\n'
+    assert said.err == "a remark\n"

@@ -40,6 +40,9 @@ PARTIAL_LOOK_S = 2.0
 MOST_HUNG = 20
 """Hung samples that a heartbeat names."""
 
+LOG_S = 300.0
+"""Between two uploads of the worker's log."""
+
 RECEIVE_WAIT_S = 10
 """One long poll."""
 
@@ -239,6 +242,7 @@ class Agent:
             if not refused:
                 self._running[received.receipt] = attempt
                 self._share_out()
+                self._jobs_changed()
         if refused:  # it came with the last long poll: another worker shall have it at once
             with contextlib.suppress(QueueError):
                 self.worker.jobs.extend([received.receipt], 0)
@@ -254,16 +258,31 @@ class Agent:
             with self._changed:
                 del self._running[receipt]
                 self._idle_since = time.monotonic()
-                self._adapt(attempt.category)
+                if attempt.has_run:  # what was only published, or refused by storage, says nothing of the load
+                    self._adapt(attempt.category)
                 self._share_out()
+                self._jobs_changed()
                 self._changed.notify_all()
 
     def _share_out(self) -> None:
         """Divide the samples in flight among the running jobs: a job alone gets all of them, none gets less than one."""
         running = list(self._running.values())
         total = in_flight_of(self._in_flight, self.limits.concurrency_per_worker)
+        connections = self._connections()
         for index, attempt in enumerate(running):
-            attempt.set_share(max(1, share_of(total, len(running), index)))
+            share = max(1, share_of(total, len(running), index))
+            attempt.set_share(share, connections and max(1, share_of(connections, len(running), index)))
+
+    def _connections(self) -> int | None:
+        """This worker's part of the fleet's model connections, one while it has not been told; None without `--fleet-connections`."""
+        if self.limits.fleet_connections is None:
+            return None
+        return self.worker.control.connections.get(self.config.instance_id, 1)
+
+    def _jobs_changed(self) -> None:
+        """Tell at once what runs here, where shares depend on it."""
+        if self.limits.fleet_connections is not None:
+            self.worker.news.set()
 
     def _adapt(self, ended_with: Category | None) -> None:
         """Fewer samples in flight after a rate limit, one more after each attempt that completed."""
@@ -305,10 +324,15 @@ class Agent:
             if found is not None:
                 control = Control.from_json(found.body)
                 if control.round > self.worker.control.round:
+                    before = self.manifest
                     self._read_manifest()
+                    if built_from(before) != built_from(self.manifest):
+                        self.leave("outdated")
                 self._control_etag = found.etag
                 self.worker.control = control
                 with self._changed:
+                    if control.limits.fleet_connections is not None:
+                        self._share_out()
                     self._changed.notify_all()
         except (StorageError, Unreadable) as error:
             self.worker.log(f"reading control: {error}")
@@ -323,8 +347,12 @@ class Agent:
         self._specs = {spec.job_id: spec for spec in self.manifest.jobs}
 
     def _partials(self) -> None:
-        """Keep the partial logs of what runs."""
+        """Keep the partial logs of what runs, and this worker's own log: a machine that is lost shall not take it along."""
+        uploaded = time.monotonic()
         while self._leaving is None:
+            if time.monotonic() - uploaded >= LOG_S:
+                uploaded = time.monotonic()
+                self._upload_log()
             time.sleep(min(PARTIAL_LOOK_S, self.limits.partial_s))
             with self._changed:
                 running = list(self._running.values())
@@ -376,6 +404,20 @@ class Agent:
 def for_others(message: Job, instance_id: str, backend: str, receive_count: int) -> bool:
     """Whether another machine should take this job, because its last attempt failed on this one; if none does, this one will."""
     return backend != "local" and message.avoid == instance_id and receive_count <= ELSEWHERE_TRIES
+
+
+def built_from(manifest: Manifest) -> tuple[object, ...]:
+    """What a worker is made of: one that stays for a round in which this differs would run old code."""
+    return (
+        manifest.code,
+        manifest.code_root,
+        manifest.python_path,
+        manifest.worker,
+        manifest.lock,
+        manifest.requirements,
+        manifest.environment,
+        manifest.secrets,
+    )
 
 
 def in_flight_of(reduced: int | None, most: int) -> int:

@@ -116,9 +116,7 @@ def earlier(storage: Storage, wanted: set[str]) -> dict[str, Past]:
             continue
         for job_id, job in ledger.jobs.items():
             if job_id in wanted and job_id not in found and job.done is not None and job.status == "completed":
-                costs = [said.cost_usd for said in job.said.values()]
-                usd = None if None in costs else sum(cost for cost in costs if cost is not None)
-                found[job_id] = Past(fleet_id, job.done.duration_s, usd)
+                found[job_id] = Past(fleet_id, job.done.duration_s, job.cost_usd)
     return found
 
 

@@ -52,6 +52,8 @@ class Controller:
                 return self.ending.finish()
         except Left as left:
             return self.ending.leave(str(left))
+        finally:
+            self.inbox.stop()
 
     def close(self, reason: str) -> Verdict:
         """End a fleet that nobody drives any more: take what its workers have said, cancel what is open, write the summary."""
@@ -69,10 +71,15 @@ class Controller:
         self.inbox.store()
         self.staff.look_after()
         self.dispatch.cycle()
-        if fleet.every("beat", BEAT_S):
+        divided = fleet.connections.look(fleet.roster.workers, time.monotonic())
+        if fleet.every("beat", BEAT_S) or divided:
             self.heartbeat.beat()
-        self.ending.react(self._guard() if fleet.verdict is None else None)
+        self._react()
         fleet.view.show(fleet.ledger, fleet.pool.alive, fleet.waiting_for(), fleet.watch.rate_limited)
+
+    def _react(self) -> None:
+        """Begin to end when something says so, and drive an end that has begun."""
+        self.ending.react(self._guard() if self.fleet.verdict is None else None)
 
     def _guard(self) -> Verdict | None:
         """Ask the guards, and write what they have to tell."""
@@ -133,7 +140,8 @@ class Controller:
                 "slots": message.slots,
             }
         elif isinstance(message, WorkerDraining):
-            self.staff.goodbye(message)
+            if not self.staff.goodbye(message):
+                return
             event |= {"reason": message.reason, "handed_over": message.handed_over}
         elif isinstance(message, BootstrapFailed):
             if not fleet.roster.failed(message.instance_id):

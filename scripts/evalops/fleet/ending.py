@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from evalops.fleet import job_ends, lanes
+from evalops.fleet import job_ends, lanes, placement
 from evalops.fleet.fleet import INSIST_S, Fleet, Left
 from evalops.fleet.guards import Verdict
 from evalops.fleet.heartbeat import Heartbeat
@@ -31,6 +31,9 @@ FAR_S = 30.0
 
 EVENTS_RETURN_S = 75.0
 """How long messages that a killed controller had received stay away: the events queue's visibility timeout, and some more."""
+
+RELEASE_TRIES = 3
+"""How often the lane is given back: nobody else has it until the deadline otherwise."""
 
 DRAIN_S = 30.0
 """The longest that the end of a fleet spends on emptying its lane."""
@@ -133,7 +136,8 @@ class Ending:
         handing_over = fleet.roster.any_online if fleet.pool.stays else fleet.pool.alive
         if handing_over and not self._at_once and waited < STOP_PATIENCE_S + FAR_S * fleet.pool.stays:
             return
-        self._inbox.store(at_once=True)
+        with fleet.surviving("storage"):
+            self._inbox.store_all()
         with fleet.surviving("the event queue"):
             if fleet.events.counts().total and waited < STOP_PATIENCE_S + EVENTS_RETURN_S:
                 return  # what an earlier controller had received and not stored comes back first
@@ -148,7 +152,7 @@ class Ending:
         """Go: what was heard is stored if it can be, and the fleet runs on."""
         fleet = self._fleet
         try:
-            fleet.events.delete(fleet.stream.store())
+            self._inbox.store_all()
             self._heartbeat.fall_silent()
         except (ServiceError, Changed, Fenced):
             pass  # what is not stored comes again from the queue
@@ -162,16 +166,20 @@ class Ending:
         fleet.stream.append([self._summary(verdict)])
         fleet.view.show(fleet.ledger, fleet.pool.alive, force=True)
         fleet.view.end()
-        fleet.insist("storage", lambda: fleet.events.delete(fleet.stream.store()))
+        fleet.insist("storage", self._inbox.store_all)
+        with fleet.surviving("the timings"):
+            placement.write(fleet.storage, fleet.ledger, fleet.fleet_id)
         end = time.monotonic() + INSIST_S
-        self._heartbeat.beat("ended")
+        self._heartbeat.beat("ended", verdict.ending)
         while fleet.control.state != "ended" and time.monotonic() < end:  # workers and queues wait for this word
             self._heartbeat.beat()
         with fleet.surviving("the workers"):  # what does not end here sees the end in control.json, or is reaped
             fleet.pool.stop(now=self._at_once)
         self._empty_lane()
-        with fleet.surviving("the lane"):  # past the deadline it is anybody's
-            lanes.release(fleet.storage, fleet.lane)
+        for _ in range(RELEASE_TRIES):  # past the deadline it is anybody's
+            with fleet.surviving("the lane"):
+                lanes.release(fleet.storage, fleet.lane)
+                break
         fleet.stream.close()
         fleet.announce(f"has ended: {verdict.ending}", self._in_short(verdict))
         return verdict
@@ -218,6 +226,8 @@ class Ending:
         fleet = self._fleet
         if fleet.lane.endpoint is not None:
             return
+        with fleet.surviving("the event queue"):
+            self._inbox.discard()
         end = time.monotonic() + DRAIN_S
         for queue in (fleet.jobs, fleet.events, fleet.dead):
             with fleet.surviving(f"the queue {queue.name}"):

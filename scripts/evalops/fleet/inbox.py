@@ -7,26 +7,32 @@ import time
 from collections.abc import Callable
 
 from evalops.fleet.fleet import Fleet
+from evalops.fleet.pump import Pump
 from evalworker.contract import layout
 from evalworker.contract.messages import AttemptDone, FromWorker, SampleDone, read_from_worker
 from evalworker.contract.wire import Unreadable
 
-RECEIVE_WAIT_S = 1
-"""One long poll of the events queue; the rest of the loop runs at least so often."""
-
-RECEIVE_MOST = 10
-"""Messages that one call brings; as many as that, and there may be more."""
-
 ASLEEP_S = 20.0
 """A cycle that took longer: this process was suspended or hung, so the silence was its own."""
 
+LATE_S = 2.0
+"""How long the end of an attempt waits for its last samples, which another thread may have in its hand, or SQS."""
+
+LOOK_S = 0.1
+"""Between two looks whether they have come."""
+
 
 class Inbox:
-    """The events queue of one fleet."""
+    """The events queue of one fleet.
+
+    Order is not kept, and an end before its last samples would mean reading the log: such ends wait for them a little, unsettled.
+    """
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self._pump = Pump(fleet.events)
         self._heard: float | None = None
+        self._ends: list[tuple[AttemptDone, str, float]] = []
 
     def receive(self, apply: Callable[[FromWorker], None]) -> None:
         """Take what has come, in no order. Whoever could not be heard is not silent: the roster is told when that was our doing."""
@@ -36,14 +42,31 @@ class Inbox:
             fleet.roster.deaf(begun)
         self._heard = begun
         with fleet.surviving("the event queue"):
-            messages = fleet.events.receive(RECEIVE_MOST, RECEIVE_WAIT_S)
+            messages, heard_all = self._pump.take(LOOK_S) if self._ends else self._pump.take()
             for received in messages:
-                if (message := self.read(received.body)) is not None:
+                message = self.read(received.body)
+                if isinstance(message, AttemptDone):
+                    self._ends.append((message, received.receipt, begun))
+                    continue
+                if message is not None:
                     apply(message)
                 fleet.stream.settle(received.receipt)
-            if len(messages) < RECEIVE_MOST:
+            ends, self._ends = self._ends, []
+            for end, receipt, since in ends:
+                if self._is_early(end) and begun - since < LATE_S:
+                    self._ends.append((end, receipt, since))
+                    continue
+                apply(end)
+                fleet.stream.settle(receipt)
+            if heard_all:
                 return
         fleet.roster.deaf(time.monotonic())
+
+    def _is_early(self, done: AttemptDone) -> bool:
+        """Whether a job has completed of which not all samples have been heard of yet."""
+        job = self._fleet.ledger.jobs.get(done.job_id)
+        completed = done.ended and done.status == "completed" and done.log is not None
+        return completed and job is not None and job.done is None and len(job.said) < done.samples.total
 
     def read(self, body: str) -> FromWorker | None:
         """One message; None for what cannot be read or is another fleet's, which is kept aside."""
@@ -71,8 +94,22 @@ class Inbox:
             self._fleet.storage.put(key, error.text.encode("utf-8", "backslashreplace"))
         self._fleet.warn(f"a message could not be read ({error}); it is kept as {key}")
 
-    def store(self, *, at_once: bool = False) -> None:
+    def store(self) -> None:
         """Store the stream's next segment if it is time to, and delete the messages that it tells of."""
-        if self._fleet.stream.due or at_once:
+        if self._fleet.stream.due:
             with self._fleet.surviving("storage"):
-                self._fleet.events.delete(self._fleet.stream.store())
+                self._pump.delete(self._fleet.stream.store())
+
+    def store_all(self) -> None:
+        """Store what there is and see its messages deleted. Raises ServiceError: call again."""
+        self._pump.delete(self._fleet.stream.store())
+        self._pump.flush()
+
+    def stop(self) -> None:
+        """Receive no more. What has been received and not been stored comes again, for whoever drives the fleet on."""
+        self._pump.stop(wait=False)
+
+    def discard(self) -> None:
+        """Receive no more of a fleet that has ended, and leave nothing received behind in a lane that others will use."""
+        if left := self._pump.stop(wait=True):
+            self._fleet.events.delete([received.receipt for received in left])

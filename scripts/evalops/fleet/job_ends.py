@@ -14,7 +14,7 @@ from evalworker.contract import layout
 from evalworker.contract.documents import JobDone
 from evalworker.contract.failures import Category
 from evalworker.contract.ids import digest_of_keys
-from evalworker.contract.messages import AttemptDone, SampleCounts, SampleDone
+from evalworker.contract.messages import AttemptDone, SampleDone
 from evalworker.contract.wire import now
 from evalworker.storage import AlreadyExists
 
@@ -45,7 +45,7 @@ def end_job(fleet: Fleet, job: JobState, status: Literal["failed", "cancelled"],
         failure_category=category,
         error_summary=why,
         duration_s=0.0,
-        samples=_counts_of(job),
+        samples=fleet.ledger.counts_of(job),
     )
     record = JobDone(fleet_id=fleet.fleet_id, job_id=job_id, round=round_, log=None, attempt_done=done)
     try:
@@ -72,8 +72,3 @@ def _read_samples(fleet: Fleet, done: AttemptDone) -> list[SampleDone]:
 
 def _digest_of(job: JobState) -> str:
     return digest_of_keys((key, said.uuid) for key, said in job.said.items())
-
-
-def _counts_of(job: JobState) -> SampleCounts:
-    errored = sum(said.errored for said in job.said.values())
-    return SampleCounts(total=job.spec.samples, completed=len(job.said) - errored, errored=errored)

@@ -4,6 +4,8 @@ The controller feeds it the workers' messages in any order, duplicates included,
 stream of an earlier controller brings a ledger to the same state. Design, section 5.
 """
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,11 +19,14 @@ from evalworker.contract.jsonio import canonical
 from evalworker.contract.messages import AttemptDone, SampleCounts, SampleDone
 
 Key = tuple[str, int]
+Execution = tuple[Key, str | None]
+"""A sample and the uuid of one run of it."""
+
 Pair = tuple[str, str]
 """A task's name and a model's."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Said:
     """The last result of one sample that stands in the stream."""
 
@@ -50,11 +55,25 @@ class Spend:
                 self.unpriced.add(model)
 
 
+@dataclass(frozen=True)
+class Sealed:
+    """What is kept of the samples of a job that can never run again: what they came to, and eight bytes to know each execution again."""
+
+    cost_usd: float | None
+    tokens: int
+    executions: "array[int]"
+
+
 @dataclass
 class JobState:
     """One job. `attempt` is the newest one known, `base` the last one of earlier rounds; `done` its end, None while it goes on.
 
-    `failed_on`: the worker on which an attempt failed that is tried again.
+    Attributes:
+        said: the results that stand in the stream; empty once they are sealed. `errored` counts those with an error.
+        paid, repeated: other executions, whose cost was counted, or whose result was written and has been replaced.
+        failed_on: the worker on which an attempt failed that is tried again.
+        settled: it is a shard, and the merge of its task has completed.
+        sealed: what is left of all that once no resume can open the job again.
     """
 
     spec: JobSpec
@@ -63,12 +82,15 @@ class JobState:
     redone: int = 0
     spent_s: float = 0.0
     said: dict[Key, Said] = field(default_factory=dict)
-    paid: set[tuple[Key, str | None]] = field(default_factory=set)
-    results_said: set[tuple[Key, str | None]] = field(default_factory=set)
+    errored: int = 0
+    paid: set[Execution] = field(default_factory=set)
+    repeated: set[Execution] = field(default_factory=set)
     retries_said: set[str] = field(default_factory=set)
     done: AttemptDone | None = None
     ending: AttemptDone | None = None
     failed_on: str | None = None
+    sealed: Sealed | None = None
+    settled: bool = False
 
     @property
     def pair(self) -> Pair:
@@ -77,8 +99,86 @@ class JobState:
 
     @property
     def status(self) -> str:
-        """`open`, or how it ended: completed, failed, cancelled."""
+        """`open`, or how it ended: completed, failed, cancelled. How many errors are too many is asked of the whole task alone."""
+        if self.settled:
+            return "completed"
         return "open" if self.done is None else self.done.status
+
+    @property
+    def counts(self) -> SampleCounts:
+        """Its samples: from its log once it has ended, from the stream before."""
+        if self.done is not None:
+            return self.done.samples
+        return SampleCounts(total=self.spec.samples, completed=len(self.said) - self.errored, errored=self.errored)
+
+    @property
+    def heard(self) -> bool:
+        """Whether any of its samples has been heard of."""
+        return bool(self.said if self.sealed is None else self.sealed.executions)
+
+    @property
+    def cost_usd(self) -> float | None:
+        """Dollars for the tokens of its samples; None without samples or when a price is missing."""
+        if self.sealed is not None:
+            return self.sealed.cost_usd
+        costs = [said.cost_usd for said in self.said.values()]
+        return sum(cost for cost in costs if cost is not None) if costs and None not in costs else None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of its samples."""
+        return self.sealed.tokens if self.sealed is not None else sum(said.tokens for said in self.said.values())
+
+    def is_paid(self, execution: Execution) -> bool:
+        """Whether what this execution has cost is counted."""
+        if self.sealed is not None:
+            place = bisect_left(self.sealed.executions, _mark(execution))
+            return place < len(self.sealed.executions) and self.sealed.executions[place] == _mark(execution)
+        return execution in self.paid or self._stands(execution)
+
+    def was_said(self, execution: Execution) -> bool:
+        """Whether the stream has, or had, the result of this execution."""
+        return execution in self.repeated or self._stands(execution)
+
+    def _stands(self, execution: Execution) -> bool:
+        known = self.said.get(execution[0])
+        return known is not None and known.uuid == execution[1]
+
+    def stand(self, key: Key, said: Said) -> None:
+        """A result that counts from now on. It is in none of the sets, which so stay small."""
+        if (known := self.said.get(key)) is not None:
+            self.errored -= known.errored
+            self.paid.add((key, known.uuid))
+            self.repeated.add((key, known.uuid))
+        self.errored += said.errored
+        self.said[key] = said
+        self.paid.discard((key, said.uuid))
+        self.repeated.discard((key, said.uuid))
+
+    def seal(self) -> None:
+        """Forget the samples of a job that nothing can change any more: a fleet has any number of them."""
+        if self.sealed is not None:
+            return
+        executions = {_mark((key, said.uuid)) for key, said in self.said.items()} | {_mark(one) for one in self.paid}
+        self.sealed = Sealed(self.cost_usd, self.tokens, array("q", sorted(executions)))
+        self.said, self.paid, self.repeated, self.retries_said = {}, set(), set(), set()
+        self.errored = 0
+
+    @property
+    def shard(self) -> str | None:
+        """Which shard of how many it is, as people count; None for a whole task."""
+        shard = self.spec.shard
+        return None if shard is None else f"{shard.index + 1}/{shard.of}"
+
+    @property
+    def name(self) -> str:
+        """Its task, and which part of it."""
+        return self.spec.name if self.shard is None else f"{self.spec.name} (shard {self.shard})"
+
+
+def _mark(execution: Execution) -> int:
+    """Eight bytes by which an execution is known in this process."""
+    return hash(execution)
 
 
 @dataclass(frozen=True)
@@ -131,7 +231,7 @@ class Ledger:
                 return Outcome()
             job.retries_said.add(identity)
             return Outcome([of_sample(done)])
-        if (sample_key(done.sample_id, done.epoch), done.uuid) in job.results_said:
+        if job.was_said((sample_key(done.sample_id, done.epoch), done.uuid)):
             return Outcome()  # a duplicate, perhaps of one that has been replaced since
         if (event := self._result(job, done)) is None:
             return Outcome()
@@ -142,9 +242,10 @@ class Ledger:
     ) -> None:
         """Count what one execution of a sample has cost, once."""
         execution = (sample_key(sample_id, epoch), uuid)
-        if execution not in job.paid:
-            job.paid.add(execution)
+        if not job.is_paid(execution):
             self.spend.add(usage)
+            if job.sealed is None:
+                job.paid.add(execution)
 
     def _result(self, job: JobState, done: SampleDone) -> Event | None:
         """The `result` event, None if it stands already or comes from an attempt that has been superseded."""
@@ -153,8 +254,7 @@ class Ledger:
         if known is not None and (known.uuid == done.uuid or done.attempt < known.attempt):
             return None
         tokens = sum(int(usage.get("total_tokens") or 0) for usage in done.model_usage.values())
-        job.said[key] = Said(done.uuid, done.attempt, done.status == "errored", done.cost_usd, tokens)
-        job.results_said.add((key, done.uuid))
+        job.stand(key, Said(done.uuid, done.attempt, done.status == "errored", done.cost_usd, tokens))
         if known is not None:
             job.redone += 1
             return of_sample(done, replaces=known.uuid or "")
@@ -214,6 +314,8 @@ class Ledger:
         job = self.jobs[done.job_id]
         if job.done is not None:
             return []
+        if job.spec.merges and done.log is None:  # nothing was merged: its samples are what its shards have
+            done = done.model_copy(update={"samples": self.counts_of(job)})
         events: list[Event] = []
         for sample in missing:
             known = job.said.get(sample_key(sample.sample_id, sample.epoch))
@@ -246,6 +348,8 @@ class Ledger:
                 "metrics": done.metrics,
                 "round": self.round,
             }
+            | ({"shard": job.shard} if job.shard else {})
+            | ({"merged": len(job.spec.merges)} if job.spec.merges else {})
         )
         return events
 
@@ -253,6 +357,32 @@ class Ledger:
         self.ended.append(done)
         if done.status == "completed":
             self.passed.add(job.pair)
+            if job.spec.shard is None or not done.samples.errored:  # the merge may find its errors too many
+                job.seal()
+            for shard in self.shards_of(job):
+                shard.settled = True
+                shard.seal()
+
+    def shards_of(self, job: JobState) -> list[JobState]:
+        """The shards whose logs a job merges; none for any other."""
+        return [self.jobs[shard] for shard in job.spec.merges]
+
+    @property
+    def wholes(self) -> list[JobState]:
+        """The jobs that stand for a (task, model): all but shards."""
+        return [job for job in self.jobs.values() if job.spec.shard is None]
+
+    def parts_of(self, job: JobState) -> list[JobState]:
+        """A whole's shards and itself: what has been said and spent for it."""
+        return [*self.shards_of(job), job]
+
+    def counts_of(self, job: JobState) -> SampleCounts:
+        """A job's samples; of one that merges, those of its shards."""
+        if not job.spec.merges:
+            return job.counts
+        counts = [shard.counts for shard in self.shards_of(job)]
+        completed, errored = sum(each.completed for each in counts), sum(each.errored for each in counts)
+        return SampleCounts(total=job.spec.samples, completed=completed, errored=errored)
 
     # What it comes to
 
@@ -267,14 +397,12 @@ class Ledger:
 
     @property
     def samples(self) -> SampleCounts:
-        """Samples of the whole fleet: of ended jobs from their logs, of open ones from the stream."""
+        """Samples of the whole fleet: of ended jobs from their logs, of open ones from the stream; of shards, not of their merge."""
         total = completed = errored = 0
         for job in self.jobs.values():
-            if job.done is not None:
-                counts = job.done.samples
-            else:
-                bad = sum(said.errored for said in job.said.values())
-                counts = SampleCounts(total=job.spec.samples, completed=len(job.said) - bad, errored=bad)
+            if job.spec.merges:
+                continue
+            counts = job.counts
             total, completed, errored = total + counts.total, completed + counts.completed, errored + counts.errored
         return SampleCounts(total=total, completed=completed, errored=errored)
 
@@ -308,8 +436,7 @@ class Ledger:
             tokens = sum(int(entry.get("total_tokens") or 0) for entry in usage)
             key = sample_key(event["sample_id"], event["epoch"])
             errored = event["status"] == "errored"
-            job.said[key] = Said(event["uuid"], event["attempt"], errored, event.get("cost_usd"), tokens)
-            job.results_said.add((key, event["uuid"]))
+            job.stand(key, Said(event["uuid"], event["attempt"], errored, event.get("cost_usd"), tokens))
             job.redone += "replaces" in event
         elif event["type"] == "sample_retry":
             job.retries_said.add(canonical([event["sample_id"], event["epoch"], event["uuid"]]))
@@ -344,12 +471,29 @@ class Ledger:
         if round_ == 1:
             return self.open_jobs
         for job in self.jobs.values():
-            if job.done is not None and job.done.status != "completed":
+            if job.done is not None and job.status == "failed":
+                self._reopen_errored(job)
+        for job in self.jobs.values():
+            if job.done is not None and job.status != "completed":
                 job.done = None
             if job.done is None:
                 job.base = job.attempt
                 job.attempt += 1
         return self.open_jobs
+
+    def _reopen_errored(self, job: JobState) -> None:
+        """A merge that found too many errors in the whole: the shards that hold them run those samples again.
+
+        One that failed for anything else (a gap, memory, storage) says nothing of errors that may be allowed.
+        """
+        assert job.done is not None
+        samples, category = job.done.samples, job.done.failure_category
+        missing = samples.total - samples.completed - samples.errored
+        if job.done.log is None or category is not Category.TASK_ERROR or missing > 0:
+            return
+        for shard in self.shards_of(job):
+            if shard.done is not None and shard.done.samples.errored:
+                shard.done = None
 
 
 def _done_of(event: dict[str, Any]) -> AttemptDone:

@@ -18,6 +18,9 @@ from evalworker.contract.ids import BadId, check_run_id
 from evalworker.contract.wire import Unreadable, now
 from evalworker.storage import Missing, Storage
 
+RATE_S = 300.0
+"""The rate of samples is that of so many last seconds."""
+
 
 @dataclass
 class WorkerRow:
@@ -77,7 +80,7 @@ class Sight:
     @property
     def samples_per_minute(self) -> float:
         """Results of the last five minutes, per minute."""
-        recent = [moment for moment in self.results if (now() - moment).total_seconds() < 300]
+        recent = [moment for moment in self.results if (now() - moment).total_seconds() < RATE_S]
         if not recent:
             return 0.0
         return len(recent) / max(1.0, (now() - min(recent)).total_seconds()) * 60
@@ -118,7 +121,8 @@ def _note(sight: Sight, event: dict[str, Any]) -> None:
     elif event["type"] in ("worker_lost", "worker_draining") and name in sight.workers:
         sight.workers[name].state = "lost" if event["type"] == "worker_lost" else f"left ({event['reason']})"
     elif event["type"] == "result":
-        sight.results.append(moment)
+        if (now() - moment).total_seconds() < RATE_S:
+            sight.results.append(moment)
     elif event["type"] == "fleet_summary":
         sight.summary = event
     elif event["type"] == "fleet_start":

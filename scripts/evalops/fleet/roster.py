@@ -64,10 +64,12 @@ class Roster:
             worker.online = True  # it may have come online under an earlier controller
             worker.running, worker.limited = frozenset(message.running), message.rate_limited
 
-    def left(self, instance_id: str) -> None:
-        """A worker has said goodbye."""
+    def left(self, instance_id: str) -> bool:
+        """A worker has said goodbye; False if it was known to be gone."""
         self.workers.pop(instance_id, None)
+        known = instance_id in self._left
         self._left.add(instance_id)
+        return not known
 
     def failed(self, instance_id: str) -> bool:
         """A worker could not start; False if that was known."""

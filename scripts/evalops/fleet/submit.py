@@ -119,6 +119,7 @@ def resume(
             "round": control.round + 1,
             "state": "running",
             "at_once": False,
+            "outcome": None,
             "deadline": now() + request.deadline,
             "beat": now(),
             "controller": controller_name(),

@@ -24,7 +24,7 @@ from evalops.logs.summarise import derived
 from evalops.logs.survey import process_alive
 from evalworker.arguments import CannotEncode, decode, encode
 from evalworker.contract import layout
-from evalworker.contract.documents import Control, JobSpec, Manifest
+from evalworker.contract.documents import Control, JobSpec, Manifest, wholes
 from evalworker.contract.wire import now
 from evalworker.storage import Missing, Storage, StorageError
 
@@ -53,7 +53,7 @@ class Submission:
 
 def differences(manifest: Manifest, jobs: Sequence[JobSpec]) -> list[str]:
     """How a retry differs from the run: one clause each; a subset of its jobs is no difference."""
-    planned = {job.job_id: job for job in manifest.jobs}
+    planned = {job.job_id: job for job in wholes(manifest.jobs)}
     found = [f"{job.task} with {job.model} is not part of it" for job in jobs if job.job_id not in planned]
     if found:
         known = sorted({f"{job.task} with {job.model}" for job in manifest.jobs})

@@ -20,7 +20,7 @@ from evalops.logs.events import Progress, read_events
 from evalops.logs.places import Place
 from evalops.logs.reading import Directory, list_directory, read_all
 from evalworker.contract import layout
-from evalworker.contract.documents import Control, JobDone, JobSpec, Manifest
+from evalworker.contract.documents import Control, JobDone, JobSpec, Manifest, wholes
 from evalworker.contract.wire import Unreadable, Wire, now
 from evalworker.storage import Denied, Info, Missing, Storage, StorageError
 
@@ -137,7 +137,7 @@ def _jobs(
     storage: Storage, run_id: str, manifest: Manifest, chosen: list[Chosen], problems: list[str]
 ) -> list[state.Job]:
     """The planned jobs; of those that have no log, what the fleet's own objects say of them."""
-    jobs = [state.Job(spec) for spec in manifest.jobs]
+    jobs = [state.Job(spec) for spec in wholes(manifest.jobs)]
     bare = [job for job in jobs if not any(state.fits(job.spec, one.log.facts) for one in chosen)]
     if not bare:
         return jobs
@@ -163,12 +163,13 @@ def _tell(
         if done is not None:
             said = done.attempt_done
             why = said.failure_category if said.failure_category != said.status else said.error_summary
-            counts = said.samples
+            unmerged = progress.together(spec.merges) if said.log is None else None
+            counts = unmerged or said.samples
             ended = f"{said.status}: {why or said.error_summary or 'no log'}"
             return replace(job, ended=ended, completed=counts.completed, errored=counts.errored)
     unfinished = list_directory(storage, layout.partial(run_id, spec.job_id)).logs
     best = choose(read_all(storage, unfinished)) if unfinished else []
-    seen = progress.jobs.get(spec.job_id)
+    seen = progress.together([spec.job_id, *spec.merges])
     job = replace(job, partial=best[0] if best else None)
     return replace(job, completed=seen.completed, errored=seen.errored, last=seen.last) if seen else job
 
