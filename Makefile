@@ -71,7 +71,7 @@ report: $(ENV) ## Write a run's HTML report
 
 .PHONY: test
 test: $(ENV) ## Unit and integration tests; need no Docker and no AWS
-	$(PYTEST) tests/unit tests/integration -n auto --dist loadfile
+	$(PYTEST) tests/integration tests/unit -n 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: lint
 lint: $(ENV) ## Style, types, Terraform's format, shell scripts
@@ -84,15 +84,15 @@ lint: $(ENV) ## Style, types, Terraform's format, shell scripts
 
 .PHONY: e2e
 e2e: $(ENV) ## End-to-end and chaos tests; need what .ci/run installs
-	$(if $(wildcard tests/e2e/setup.sh),tests/e2e/setup.sh)
-	export CHAOS_SEEDS=$(CHAOS_SEEDS) EC2_CHAOS_SEEDS=2; $(call run_tests,tests/e2e tests/chaos)
+	tests/e2e/setup.sh
+	CHAOS_SEEDS=$(CHAOS_SEEDS) EC2_CHAOS_SEEDS=2 $(PYTEST) tests/e2e tests/chaos $(side_by_side)
 
 .PHONY: chaos
 chaos: $(ENV) ## Kill, freeze and starve a fleet and fail its AWS in SEEDS random schedules
-	export CHAOS_SEEDS=$(SEEDS) EC2_CHAOS_SEEDS=$(SEEDS); $(call run_tests,tests/chaos)
+	CHAOS_SEEDS=$(SEEDS) EC2_CHAOS_SEEDS=$(SEEDS) $(PYTEST) tests/chaos $(side_by_side)
 
-# pytest's 5 means that a folder holds no tests: no failure
-run_tests = $(if $(wildcard $(1)),$(PYTEST) $(wildcard $(1)) || [ $$? = 5 ],echo "no tests in $(1)")
+# what is made once for many tests keeps them in one process, see tests/conftest.py
+side_by_side = -n 2 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: bench
 bench: $(ENV) ## Measure all figures, or those of NAMES, with their bounds

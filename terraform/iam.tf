@@ -9,7 +9,7 @@ locals {
   # Below the root (design of the key layout: evalworker/contract/layout.py). Run ids begin with the year.
   run_prefixes    = ["20*", "partial/*", "logs/working/*", "probe-*"]
   shipped_code    = ["code/*", "worker/*"]
-  not_for_workers = ["lanes/*", "20*/manifest.json", "20*/control.json", "20*/machines.json", "20*/events/*"]
+  not_for_workers = ["lanes/*", "20*/manifest.json", "20*/control.json", "20*/machines.json", "20*/batch.json", "20*/events/*"]
 }
 
 data "aws_iam_policy_document" "assume" {
@@ -201,7 +201,7 @@ data "aws_iam_policy_document" "researcher" {
   statement {
     sid       = "Runs"
     actions   = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
-    resources = [for prefix in concat(local.run_prefixes, local.shipped_code, ["logs/*", "lanes/*"]) : "${local.bucket_arn}/${prefix}"]
+    resources = [for prefix in concat(local.run_prefixes, local.shipped_code, ["logs/*", "lanes/*", "timings/*"]) : "${local.bucket_arn}/${prefix}"]
   }
 
   statement {
@@ -297,7 +297,7 @@ data "aws_iam_policy_document" "researcher" {
 
     content {
       sid       = "BatchLogs"
-      actions   = ["logs:GetLogEvents", "logs:DescribeLogStreams"]
+      actions   = ["logs:GetLogEvents"]
       resources = ["${local.logs_arn}:${local.path}/batch:*"]
     }
   }

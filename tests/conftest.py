@@ -29,6 +29,21 @@ def pytest_configure(config: pytest.Config) -> None:
     aws_calls.install(Path(os.environ["INSPECT_FLEET_CALLS"]))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that run in parallel (`--dist loadgroup`) and share something that is made once go to the same process."""
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        if "emulator" in fixtures and item.path.parent.name == "e2e":
+            group = "estate"
+        elif "built" in fixtures:
+            group = "image"
+        elif item.path.stem.endswith("storm"):
+            group = item.nodeid  # each seed is a fleet of its own
+        else:
+            group = item.path.stem
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Compare; only in the process that ends last."""

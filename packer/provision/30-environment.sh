@@ -22,6 +22,9 @@ fi
 try 3 "$uv_home/venv/bin/uv" sync --quiet --frozen --no-dev --no-editable "${leave_out[@]}" ||
     die "the Python packages of uv.lock could not be installed"
 
+# A run with this same lock needs no other environment.
+install -m 644 uv.lock "$FLEET_HOME/venv/inspect-fleet.uv.lock"
+
 # Runs bring environments of their own, which the worker installs.
 install -m 755 "$uv_home/venv/bin/uv" /usr/local/bin/uv
 

@@ -50,6 +50,8 @@ class LazyGroup(click.Group):
 RUN_FLEET = ("evalops.commands.run:run_eval", "Run an evaluation on a fleet of workers.")
 CLOUD = ("evalops.commands.cloud:cloud", "Build and keep the worker AMI and the worker image.")
 RUN_LOCAL = ("evalops.commands.run_local:run_local", "Run an evaluation in this process.")
+RUN_AWS = ("evalops.commands.run_aws:run_aws", "Run an evaluation on AWS Batch.")
+BATCH = ("evalops.commands.batch:batch", "Follow, terminate and list jobs of AWS Batch.")
 FLEET = ("evalops.commands.fleet:fleet", "Watch and stop fleets.")
 INFRA = {
     "infra": ("evalops.commands.infra:infra", "Plan, apply and check the AWS estate."),
@@ -67,7 +69,7 @@ LOGS = {
 }
 
 
-@click.group(cls=LazyGroup, lazy={"local": RUN_LOCAL, "fleet": RUN_FLEET})
+@click.group(cls=LazyGroup, lazy={"aws": RUN_AWS, "local": RUN_LOCAL, "fleet": RUN_FLEET})
 def _ies_run() -> None:
     """Run evaluations."""
 
@@ -77,7 +79,7 @@ def _ct_run() -> None:
     """Run evaluations."""
 
 
-@click.group(cls=LazyGroup, lazy={**LOGS, **INFRA, "fleet": FLEET})
+@click.group(cls=LazyGroup, lazy={**LOGS, **INFRA, "batch": BATCH, "fleet": FLEET})
 @click.version_option(package_name="inspect-fleet")
 def ies() -> None:
     """Run Inspect evaluations, follow them, and publish their results."""

@@ -22,11 +22,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from evalops import shards
 from evalops.inspect_options import without_base_url
 from evalops.ui import EXIT_USAGE
 from evalworker import inspect_internals
 from evalworker.arguments import encode
-from evalworker.contract.documents import JobSpec
+from evalworker.contract.documents import JobSpec, total_samples
 from evalworker.contract.failures import Category
 from evalworker.contract.ids import job_id
 from evalworker.inspect_internals import CapturedTask, InspectRefused, TaskExited, UnsupportedInspect
@@ -71,8 +72,9 @@ def plan(
     path: Sequence[str] = (),
     timeout_s: float = TIMEOUT_S,
     warn: Callable[[str], None] = lambda _: None,
+    wish: shards.Wish | None = None,
 ) -> list[JobSpec]:
-    """The jobs of a submission, model by model, in the order of the tasks.
+    """The jobs of a submission, model by model, in the order of the tasks; the shards of a task come before the job that merges them.
 
     Args:
         tasks: task specs as typed; none means all tasks of the submit directory, as for Inspect.
@@ -84,6 +86,7 @@ def plan(
         path: directories from which modules are imported first, as jobs will do it.
         timeout_s: bound on the loading of all tasks, in seconds.
         warn: told of what is odd but no error.
+        wish: which tasks are run in shards; None keeps all of them whole.
 
     Raises:
         PlanError: one sentence.
@@ -93,21 +96,50 @@ def plan(
     for spec in specs:
         _check_file(spec, folder)
     call = {**arguments, "tasks": specs, "model": models}
-    captured = _capture_in_child(call, folder, environment or {}, list(path), timeout_s)
+    captured = _capture_in_child(call, folder, environment or {}, list(path), timeout_s, ids=wish is not None)
     _check_found(specs, captured, folder)
     jobs = _jobs(captured, models, result_arguments)
     _check_jobs(jobs)
     taken = {name for task in captured for name in task.args_full} | {name for task in captured for name in task.args}
     for name in sorted(set(arguments.get("task_args") or {}) - taken):
         warn(f"-T {name}: no task takes this argument, so it is ignored")
-    return jobs
+    if wish is None:
+        return jobs
+    return _sharded(list(zip(jobs, captured, strict=True)), wish, models, result_arguments, warn)
+
+
+def _sharded(
+    planned: list[tuple[JobSpec, CapturedTask]],
+    wish: shards.Wish,
+    models: list[Any],
+    result_arguments: dict[str, Any],
+    warn: Callable[[str], None],
+) -> list[JobSpec]:
+    """The jobs with those tasks divided that are to be."""
+    total = sum(job.samples for job, _ in planned)
+    found: list[JobSpec] = []
+    for job, task in planned:
+        count = shards.how_many(wish, job.samples, len(task.ids), total)
+        if count > 1 and task.whole and wish.asked:
+            warn(f"{job.name} is not run in shards: {task.whole}")
+        slices = shards.divide(task.ids, count, inspect_internals.same_to_inspect) if not task.whole else []
+        if len(slices) < 2:
+            found.append(job)
+            continue
+
+        def id_of(name: str, job: JobSpec = job) -> str:
+            identity = _identity(models[job.model_index], result_arguments)
+            return job_id(task=job.task, task_args=job.task_args, model=job.model, shard=name, arguments=identity)
+
+        found += shards.shard_jobs(job, task.ids, slices, id_of)
+    return found
 
 
 def totals(jobs: list[JobSpec]) -> dict[str, Any]:
     """What `--estimate` shows: the number of jobs, of samples (sample × epoch) in all, and of each job."""
     return {
         "jobs": len(jobs),
-        "samples": sum(job.samples for job in jobs),
+        "samples": total_samples(jobs),
         "tasks": len({(job.task, json.dumps(job.task_args, sort_keys=True, default=str)) for job in jobs}),
         "models": len({job.model_index for job in jobs}),
         "per_job": [
@@ -162,9 +194,7 @@ def _jobs(captured: list[CapturedTask], models: list[Any], result_arguments: dic
         index = min(
             index + (task.sequence == 0), len(models) - 1
         )  # Inspect lists all tasks of the first model, then all of the second, …
-        identity = dict(result_arguments)
-        if not isinstance(models[index], str):
-            identity["model"] = without_base_url(encode({"model": models[index]})["model"])
+        identity = _identity(models[index], result_arguments)
         spec = _spec(task)
         jobs.append(
             JobSpec(
@@ -179,6 +209,13 @@ def _jobs(captured: list[CapturedTask], models: list[Any], result_arguments: dic
             )
         )
     return jobs
+
+
+def _identity(model: Any, result_arguments: dict[str, Any]) -> dict[str, Any]:
+    """What makes a job's result another one, beside its task and the model's name."""
+    if isinstance(model, str):
+        return dict(result_arguments)
+    return result_arguments | {"model": without_base_url(encode({"model": model})["model"])}
 
 
 def _spec(task: CapturedTask) -> str:
@@ -210,7 +247,7 @@ def _check_jobs(jobs: list[JobSpec]) -> None:
 
 
 def _capture_in_child(
-    call: dict[str, Any], folder: Path, environment: dict[str, str], path: list[str], timeout_s: float
+    call: dict[str, Any], folder: Path, environment: dict[str, str], path: list[str], timeout_s: float, *, ids: bool
 ) -> list[CapturedTask]:
     """Run `inspect_internals.capture` in a forked child (Inspect is imported already, so it costs no import).
 
@@ -224,7 +261,7 @@ def _capture_in_child(
         reader, writer = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        words = (call, str(folder), environment, path, str(result), writer)
+        words = (call, str(folder), environment, path, str(result), writer, ids)
         child = get_context("fork").Process(target=_child, args=words)
         try:
             child.start()
@@ -293,7 +330,13 @@ def _last_line(output: str) -> str:
 
 
 def _child(
-    call: dict[str, Any], folder: str, environment: dict[str, str], path: list[str], result: str, writer: int
+    call: dict[str, Any],
+    folder: str,
+    environment: dict[str, str],
+    path: list[str],
+    result: str,
+    writer: int,
+    ids: bool,
 ) -> None:
     """In the child: resolve the tasks, write the answer, and end without running anything that belongs to the parent."""
     os.setsid()
@@ -309,7 +352,7 @@ def _child(
     try:
         for spec in call["tasks"]:
             _check_known(spec)
-        answer: dict[str, Any] = {"tasks": [asdict(task) for task in inspect_internals.capture(call)]}
+        answer: dict[str, Any] = {"tasks": [asdict(task) for task in inspect_internals.capture(call, ids=ids)]}
     except BaseException as error:
         traceback.print_exc()
         answer = {"sentence": _sentence(error, folder, call["tasks"])}

@@ -237,7 +237,7 @@ run "default" {
 
   assert {
     condition = toset(flatten([for statement in jsondecode(data.aws_iam_policy_document.worker.json).Statement : statement.Resource if statement.Effect == "Deny" && contains(flatten([statement.Action]), "s3:PutObject")])) == toset([for prefix in [
-      "lanes/*", "20*/manifest.json", "20*/control.json", "20*/machines.json", "20*/events/*", "code/*", "worker/*", "logs/stage/*", "logs/prod/*",
+      "lanes/*", "20*/manifest.json", "20*/control.json", "20*/machines.json", "20*/batch.json", "20*/events/*", "code/*", "worker/*", "logs/stage/*", "logs/prod/*",
     ] : "arn:aws:s3:::inspect-fleet-default-123456789012-eu-west-2/${prefix}"])
     error_message = "Workers are denied lanes, what the controller writes, shipped code, stage and prod."
   }

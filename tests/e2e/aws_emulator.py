@@ -158,7 +158,7 @@ def start(directory: Path) -> Emulator:
         if process.poll() is not None:
             raise RuntimeError(f"the emulator ended: {(directory / 'emulator.log').read_text()[-2000:]}")
         try:
-            configure(url, {"batch": {"use_docker": False}})
+            configure(url, {"batch": {"use_docker": True}})
             return Emulator(url, record, process)
         except OSError:
             time.sleep(0.2)
@@ -174,9 +174,11 @@ def configure(url: str, options: dict[str, Any]) -> None:
 
 def main(port: int, record: Path) -> None:
     """Serve until killed."""
+    import batch_bench
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
     from werkzeug.serving import make_server
 
+    batch_bench.install(port)
     app = recording(DomainDispatcherApplication(create_backend_app), record)
     make_server("127.0.0.1", port, app, threaded=True, request_handler=MotoRequestHandler).serve_forever()
 

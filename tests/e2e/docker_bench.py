@@ -20,7 +20,8 @@ CACHE = HERE.parent / ".cache"
 DEBIAN = "inspect-fleet-test/debian:trixie"
 INSTANCE = "inspect-fleet-test/instance:trixie"
 WORKER = "inspect-fleet-test-worker"
-MIRROR = os.environ.get("INSPECT_FLEET_DEBIAN_MIRROR", "http://deb.debian.org/debian")
+MIRROR = [mirror] if (mirror := os.environ.get("INSPECT_FLEET_DEBIAN_MIRROR")) else []
+"""Where debootstrap fetches from; without it, debootstrap's own default."""
 
 # What Debian's cloud image has and debootstrap's minimum lacks. The container's own network is the bench's, so networkd is masked.
 INSTANCE_DOCKERFILE = f"""
@@ -68,7 +69,7 @@ def debian() -> str:
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder, "root")
             subprocess.run(
-                ["debootstrap", "--variant=minbase", "trixie", root, MIRROR], check=True, stdout=subprocess.DEVNULL
+                ["debootstrap", "--variant=minbase", "trixie", root, *MIRROR], check=True, stdout=subprocess.DEVNULL
             )
             for path in (root / "var/cache/apt/archives").glob("*.deb"):
                 path.unlink()

@@ -8,6 +8,7 @@ spot notice is sent by the tag `bench-notice` (or `bench-rebalance`), which the 
 import base64
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -95,7 +96,9 @@ class Fleets:
         """What `ct` needs to use this account; `who` stands for its credentials in the emulator's record."""
         foreign = ("S3_", "INSPECT_")
         kept = {k: v for k, v in self.estate.environment(who).items() if not k.startswith(foreign)}
-        return kept | {"INSPECT_FLEET_NAME": self.name, "AWS_ENDPOINT_URL": self.endpoint}
+        # A key like a real one: code that holds its value is not shipped, and the emulator's is a plain word.
+        own = {"INSPECT_FLEET_NAME": self.name, "AWS_ENDPOINT_URL": self.endpoint}
+        return kept | own | {"AWS_SECRET_ACCESS_KEY": secrets.token_urlsafe(30)}
 
     def instances(self, *states: str) -> list[dict[str, Any]]:
         """The estate's workers in these states (all: no state given)."""
@@ -146,7 +149,8 @@ def serving(estate: Estate, image: str, endpoint: str | None = None) -> Iterator
     ssm, parameter = estate.client("ssm", "bench"), f"/inspect-fleet/{bench.name}/image/x86_64"
     stock = ssm.get_parameter(Name=parameter)["Parameter"]["Value"]
     ami = bench.ec2.register_image(Name=f"bench-{os.getpid()}", Architecture="x86_64", RootDeviceName="/dev/xvda")
-    ssm.put_parameter(Name=parameter, Value=ami["ImageId"], Overwrite=True)
+    kind = {"Name": parameter, "DataType": "aws:ec2:image", "Overwrite": True}
+    ssm.put_parameter(Value=ami["ImageId"], **kind)
 
     def end(name: str) -> None:
         bench.ec2.terminate_instances(InstanceIds=[name])
@@ -157,7 +161,7 @@ def serving(estate: Estate, image: str, endpoint: str | None = None) -> Iterator
     finally:
         for found in bench.instances("pending", "running"):
             end(found["InstanceId"])
-        ssm.put_parameter(Name=parameter, Value=stock, Overwrite=True)
+        ssm.put_parameter(Value=stock, **kind)
         bench.ec2.deregister_image(ImageId=ami["ImageId"])
 
 

@@ -1,5 +1,6 @@
 """The AMI build that the tests of the image share: one real `ct cloud build-ami` per session, and the worker image."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,16 +53,32 @@ def boxed(folder: Path) -> Path:
 
 def kept() -> str:
     """The container image behind an AMI of this checkout: built once, and kept under the fingerprint of what is in it."""
-    print_ = payload.fingerprint(ROOT)
-    image = f"inspect-fleet-test/bench-{print_.lock}-{print_.worker}-{print_.scripts}:latest"
+    image = _kept_name()
     docker_bench.setup()
-    if not docker_bench.exists(image):
-        with tempfile.TemporaryDirectory() as folder, ec2_bench.cloud(Path(folder), docker_bench.instance()) as cloud:
-            done = ct(cloud, *BUILD, timeout=1800)
-            if done.returncode != 0:
-                raise RuntimeError(f"the AMI was not built: {done.stderr[-2000:]}")
-            docker("tag", cloud.committed[done.stdout.strip()], image)
+    with _building():
+        if not docker_bench.exists(image):
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                ec2_bench.cloud(Path(folder), docker_bench.instance()) as cloud,
+            ):
+                done = ct(cloud, *BUILD, timeout=1800)
+                if done.returncode != 0:
+                    raise RuntimeError(f"the AMI was not built: {done.stderr[-2000:]}")
+                docker("tag", cloud.committed[done.stdout.strip()], image)
     return image
+
+
+def _kept_name() -> str:
+    print_ = payload.fingerprint(ROOT)
+    return f"inspect-fleet-test/bench-{print_.lock}-{print_.worker}-{print_.scripts}:latest"
+
+
+@contextmanager
+def _building() -> Iterator[None]:
+    """One build at a time: test processes side by side share what one of them has built."""
+    with Path(tempfile.gettempdir(), "inspect-fleet-test-image.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -70,12 +88,20 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
     folder = tmp_path_factory.mktemp("ami")
     with ec2_bench.cloud(folder, docker_bench.instance()) as cloud:
         started = time.monotonic()
-        done = ct(cloud, *BUILD, "--tasks", str(boxed(folder) / "boxed.py"), timeout=1200)
-        seconds = time.monotonic() - started
-        assert done.returncode == 0, done.stderr[-6000:]
-        ami = done.stdout.strip()
+        with _building():
+            done = ct(cloud, *BUILD, "--tasks", str(boxed(folder) / "boxed.py"), timeout=1200)
+            seconds = time.monotonic() - started
+            assert done.returncode == 0, done.stderr[-6000:]
+            ami = done.stdout.strip()
+            docker("tag", cloud.committed[ami], _kept_name())
         yield Built(cloud, ami, cloud.committed[ami], done.stderr, seconds)
         docker("image", "rm", "--force", *cloud.committed.values(), check=False)
+
+
+@pytest.fixture(scope="session")
+def baked() -> str:
+    """The same image for tests that need no build of their own."""
+    return kept()
 
 
 @pytest.fixture(scope="session")

@@ -100,7 +100,8 @@ def test_a_budget_needs_every_price(folder: Path) -> None:
 def test_without_a_controller_that_counts_no_job_is_taken(folder: Path) -> None:
     models = "scripted/good,scripted/wrong,scripted/mixed"
     arguments = ("-T", "n=4", "-M", "latency=2", "--max-workers", "1", "--slots", "1", "--token-budget", "1000000")
-    with fleets.started(folder, ARITHMETIC, "--model", models, *arguments) as (process, watcher):
+    # one sample after the other: the first job runs on for seconds after its first result, and no second one is taken meanwhile
+    with fleets.started(folder, ARITHMETIC, "--model", models, *arguments, "--max-samples", "1") as (process, watcher):
         watcher.wait(lambda events: any(event["type"] == "result" for event in events))
         (agent,) = watcher.agents().values()
         process.kill()

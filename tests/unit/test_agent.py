@@ -79,7 +79,7 @@ class FakeAttempt:
     def run(self) -> None:
         assert self.over.wait(PATIENCE_S)
 
-    def set_share(self, share: int) -> None:
+    def set_share(self, share: int, connections: int | None = None) -> None:
         self.shares.append(share)
 
     def adopt(self, received: Received) -> bool:

@@ -151,6 +151,7 @@ def test_help_lists_every_target_and_variable() -> None:
             "ct run eval --local --max-workers 3 'a.py@x' 'b.py' --model 'm/1' --limit 10",
         ),
         (["BACKEND=ec2", "TASKS=a.py", "MODELS=m"], "ct run eval --ec2 --max-workers 2 'a.py' --model 'm'"),
+        (["BACKEND=batch", "TASKS=a.py", "MODELS=m", "ARGS=--array"], "ies run aws 'a.py' --model 'm' --array"),
     ],
 )
 def test_make_eval_passes_its_variables_on(words: list[str], command: str) -> None:

@@ -63,9 +63,10 @@ def test_what_a_lost_machine_means() -> None:
     roster = Roster()
     for name in "abc":
         online(roster, name)
-    roster.left("b")
+    assert (roster.left("b"), roster.left("b")) == (True, False)
     assert roster.lost("a", "EC2 says Server.SpotInstanceTermination") == "lost"
     assert roster.lost("a", "again") == "done"
+    assert not roster.left("a")
     assert roster.lost("b", "EC2 says Server.SpotInstanceTermination") == "done"
     assert roster.lost("c", "ended") == "done"
     assert not roster.any_online

@@ -242,6 +242,7 @@ class Agent:
             if not refused:
                 self._running[received.receipt] = attempt
                 self._share_out()
+                self._jobs_changed()
         if refused:  # it came with the last long poll: another worker shall have it at once
             with contextlib.suppress(QueueError):
                 self.worker.jobs.extend([received.receipt], 0)
@@ -260,14 +261,28 @@ class Agent:
                 if attempt.has_run:  # what was only published, or refused by storage, says nothing of the load
                     self._adapt(attempt.category)
                 self._share_out()
+                self._jobs_changed()
                 self._changed.notify_all()
 
     def _share_out(self) -> None:
         """Divide the samples in flight among the running jobs: a job alone gets all of them, none gets less than one."""
         running = list(self._running.values())
         total = in_flight_of(self._in_flight, self.limits.concurrency_per_worker)
+        connections = self._connections()
         for index, attempt in enumerate(running):
-            attempt.set_share(max(1, share_of(total, len(running), index)))
+            share = max(1, share_of(total, len(running), index))
+            attempt.set_share(share, connections and max(1, share_of(connections, len(running), index)))
+
+    def _connections(self) -> int | None:
+        """This worker's part of the fleet's model connections, one while it has not been told; None without `--fleet-connections`."""
+        if self.limits.fleet_connections is None:
+            return None
+        return self.worker.control.connections.get(self.config.instance_id, 1)
+
+    def _jobs_changed(self) -> None:
+        """Tell at once what runs here, where shares depend on it."""
+        if self.limits.fleet_connections is not None:
+            self.worker.news.set()
 
     def _adapt(self, ended_with: Category | None) -> None:
         """Fewer samples in flight after a rate limit, one more after each attempt that completed."""
@@ -316,6 +331,8 @@ class Agent:
                 self._control_etag = found.etag
                 self.worker.control = control
                 with self._changed:
+                    if control.limits.fleet_connections is not None:
+                        self._share_out()
                     self._changed.notify_all()
         except (StorageError, Unreadable) as error:
             self.worker.log(f"reading control: {error}")

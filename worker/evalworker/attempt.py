@@ -66,6 +66,7 @@ class Attempt:
         self.process: JobProcess | None = None
         self.heard = _Heard()
         self.share = 1
+        self.connections: int | None = None
         self.category: Category | None = None
         self.has_run = False
         self._killed_for: Category | None = None
@@ -80,14 +81,17 @@ class Attempt:
 
     # From other threads
 
-    def set_share(self, share: int) -> None:
-        """Change how many samples of this job may run at once; a canary runs one."""
+    def set_share(self, share: int, connections: int | None = None) -> None:
+        """Change how many samples of this job may run at once (a canary runs one), and how many model connections it may have.
+
+        Without a number of connections Inspect's own limits hold.
+        """
         if self.message.canary:
             share = 1
-        if share != self.share:
-            self.share = share
+        if (share, connections) != (self.share, self.connections):
+            self.share, self.connections = share, connections
             if self.process is not None:
-                self.process.tell(share=share)
+                self.process.tell(share=share, connections=connections)
 
     def adopt(self, received: Received) -> bool:
         """Go on under a new receipt when the queue has given this worker the same message again; False when it is over here."""
@@ -180,11 +184,11 @@ class Attempt:
     def _try_once(self) -> None:
         log_dir = self._dir / "logs"
         log_dir.mkdir(parents=True)
-        partials.fetch(self.worker.storage, self.message.fleet_id, self.spec.job_id, log_dir, self._published_name())
+        self._fetch(log_dir)
         started = time.monotonic()
         kills = oom_kills()
         self.process = process = self.worker.launcher.start(self._order(log_dir))
-        process.tell(share=self.share)
+        process.tell(share=self.share, connections=self.connections)
         if self._killed_for is not None:
             process.stop()
         try:
@@ -214,6 +218,14 @@ class Attempt:
         else:
             self._conclude(ending, category, time.monotonic() - started)
 
+    def _fetch(self, log_dir: Path) -> None:
+        """Bring what the job starts from: an earlier attempt's log, or the logs that it merges."""
+        storage, fleet_id = self.worker.storage, self.message.fleet_id
+        if self.spec.merges:
+            partials.fetch_shards(storage, fleet_id, self.spec.merges, self._dir / job.SHARDS)
+        else:
+            partials.fetch(storage, fleet_id, self.spec.job_id, log_dir, self._published_name())
+
     def _try_again(self) -> None:
         self.heard = _Heard()
         containers.clean_up(self._dir, self.worker.log)
@@ -240,6 +252,7 @@ class Attempt:
             path=self.worker.path,
             log_dir=str(log_dir),
             share=self.share,
+            connections=self.connections,
             canary=self.message.canary,
             hung_after_s=self.worker.control.limits.hung_after_s,
             on_hung=self.worker.control.limits.on_hung,
@@ -393,6 +406,7 @@ class Attempt:
             log_name=Path(said.log_path).name if said.log_path else None,
             digest=said.digest,
             canary=self.message.canary,
+            shard=self.spec.shard is not None,
         )
 
     def _post_and_delete(self, done: AttemptDone) -> None:

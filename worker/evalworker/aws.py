@@ -48,6 +48,11 @@ _COMMON = Config(
 _SQS = _COMMON.merge(Config(parameter_validation=False))
 """Our queue calls are built in one module, so that checking each of them against the API's model only costs time."""
 
+_PATIENT = _COMMON.merge(Config(retries={"mode": "adaptive", "total_max_attempts": 8}))
+"""For services that are asked again and again for as long as a job runs: throttled calls slow the next ones down."""
+
+_CONFIGS = {"sqs": _SQS, "batch": _PATIENT, "logs": _PATIENT}
+
 _LOOPBACK = _SQS.merge(Config(proxies={}, use_fips_endpoint=False, use_dualstack_endpoint=False))
 """For the emulator: what the user set for the real AWS (a proxy, FIPS endpoints) has no meaning on loopback."""
 
@@ -86,7 +91,7 @@ def is_loopback(url: str) -> bool:
 
 def _ordinary(service: str, region: str | None) -> Any:
     session: Any = boto3.Session()
-    return session.client(service, region_name=region, config=_SQS if service == "sqs" else _COMMON)
+    return session.client(service, region_name=region, config=_CONFIGS.get(service, _COMMON))
 
 
 def _emulated_sqs(endpoint: str, region: str) -> Any:

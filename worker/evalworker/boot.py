@@ -23,8 +23,10 @@ class BootError(RuntimeError):
     """The run's own process cannot be made; the text is one sentence."""
 
 
-def settle(storage: Storage, fleet_id: str, work: Path, argv: list[str], log: Callable[[str], None]) -> None:
-    """Return if this process is what the run asks for, else replace it. Raises BootError, StorageError."""
+def settle(
+    storage: Storage, fleet_id: str, work: Path, argv: list[str], log: Callable[[str], None], module: str = "evalworker"
+) -> None:
+    """Return if this process (`python -m MODULE ARGV…`) is what the run asks for, else replace it. Raises BootError, StorageError."""
     manifest = Manifest.from_json(storage.get(layout.manifest(fleet_id)).body)
     own = wheel.own()
     if PLACE in os.environ:
@@ -45,7 +47,7 @@ def settle(storage: Storage, fleet_id: str, work: Path, argv: list[str], log: Ca
     except ValueError as error:
         raise BootError(str(error)) from error
     log(f"starting again with evalworker {manifest.worker} (installed: {own}) and {python or sys.executable}")
-    command = [str(python or sys.executable), "-P", "-m", "evalworker", *argv]
+    command = [str(python or sys.executable), "-P", "-m", module, *argv]
     os.execve(command[0], command, _with_place(dict(os.environ), str(place)))  # noqa: S606 - arguments of our own
 
 

@@ -18,6 +18,9 @@ from pathlib import Path
 from evalworker.contract.documents import Manifest
 from evalworker.contract.jsonio import canonical
 
+BAKED_LOCK = "inspect-fleet.uv.lock"
+"""In an environment that an image brings: the lock that it was installed from."""
+
 INSTALL_S = 1800
 """The longest that one call of uv may take, in seconds."""
 
@@ -50,7 +53,7 @@ def prepare(manifest: Manifest, root: Path, cache: Path, log: Callable[[str], No
 
     Raises EnvironmentFailed.
     """
-    if manifest.lock is None and not manifest.requirements:
+    if (manifest.lock is None and not manifest.requirements) or _is_baked(manifest, root):
         return None
     folder = cache / "environments" / key_of(manifest, root)
     python, complete = folder / "bin" / "python", folder / ".complete"
@@ -63,6 +66,14 @@ def prepare(manifest: Manifest, root: Path, cache: Path, log: Callable[[str], No
             complete.touch()
             log("the environment of the run is installed")
     return python
+
+
+def _is_baked(manifest: Manifest, root: Path) -> bool:
+    """Whether the image's own environment was made from the run's lock: then there is nothing to install."""
+    own = Path(sys.prefix, BAKED_LOCK)
+    if manifest.lock is None or manifest.requirements or not own.is_file():
+        return False
+    return _hash(own) == _hash(root / manifest.lock / "uv.lock")
 
 
 def _install(manifest: Manifest, root: Path, folder: Path, python: Path) -> None:

@@ -5,6 +5,7 @@ internal goes through `_internal`, so that a release of Inspect which moved one 
 """
 
 import contextlib
+import glob
 import importlib
 import importlib.metadata
 import json
@@ -12,7 +13,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,17 +31,29 @@ _CAPTURE = "inspect_ai._eval.eval_set_manifest"
 
 INTERNALS: dict[str, tuple[str, ...]] = {
     _CLI: ("eval_set_command", "eval_set", "process_common_options"),
-    _CAPTURE: ("INSPECT_EVAL_SET_CAPTURE", "EVAL_SET_CAPTURE_VERSION"),
+    _CAPTURE: ("INSPECT_EVAL_SET_CAPTURE", "EVAL_SET_CAPTURE_VERSION", "sample_id_filter"),
     "inspect_ai._control.state": ("_sample_activity",),
     "inspect_ai._eval.eval_set_overrides": ("INSPECT_EVAL_SET_OVERRIDES", "EvalSetOverrides"),
     "inspect_ai._eval.eval_set_selection": ("INSPECT_EVAL_SET_SELECTION",),
-    "inspect_ai._eval.evalset": ("GENERATE_CONFIG_FIELDS_TO_EXCLUDE",),
+    "inspect_ai._eval.evalset": ("GENERATE_CONFIG_FIELDS_TO_EXCLUDE", "build_eval_set_capture"),
     "inspect_ai._eval.loader": ("load_file_tasks", "load_tasks"),
-    "inspect_ai._eval.task.util": ("task_run_dir",),
+    "inspect_ai._eval.score": ("reducers_from_log_header",),
+    "inspect_ai._eval.task.error": ("_should_eval_fail",),
+    "inspect_ai._eval.task.results": ("eval_results",),
+    "inspect_ai._eval.task.util": (
+        "resolve_task_sample_ids",
+        "SampleIdMatcher",
+        "sample_id_filter",
+        "slice_dataset",
+        "task_run_dir",
+    ),
     "inspect_ai._sentinel._config": ("SentinelConfig",),
     "inspect_ai._util.config": ("parse_cli_args", "resolve_args"),
     "inspect_ai._util.error": ("PrerequisiteError",),
+    "inspect_ai._util.json": ("to_json_safe",),
     "inspect_ai._util.registry": ("registry_lookup",),
+    "inspect_ai.dataset._util": ("normalise_sample_id",),
+    "inspect_ai.log._recorders.eval": ("LogStart", "_sample_filename"),
     "inspect_ai.log._samples": ("active_samples",),
     "inspect_ai.approval._policy": ("ApprovalPolicyConfig",),
     "inspect_ai.model._generate_config": ("GenerateConfigArgs",),
@@ -48,7 +61,13 @@ INTERNALS: dict[str, tuple[str, ...]] = {
     "inspect_ai.model._model_info": ("_get_model_info_direct",),
     "inspect_ai.review._policy": ("ReviewPolicyConfig",),
     "inspect_ai.scorer._reducer": ("reducer_log_name",),
-    "inspect_ai.util._concurrency": ("DynamicSampleLimiter", "ResizableLimiter", "_task_sample_semaphores"),
+    "inspect_ai.scorer._scorer": ("unique_scorer_name",),
+    "inspect_ai.util._concurrency": (
+        "DynamicSampleLimiter",
+        "ResizableLimiter",
+        "_concurrency_registry",
+        "_task_sample_semaphores",
+    ),
     "inspect_ai.util._display": ("init_display_type",),
     "inspect_ai.util._sandbox.docker.docker": ("task_project_name",),
 }
@@ -85,6 +104,8 @@ class CapturedTask:
         args: its arguments as passed; `args_full` adds the defaults.
         samples: how many samples the limits select; `epochs` how often each runs.
         sequence: its place among the tasks of one model, from 0; Inspect lists the models one after the other.
+        ids: the ids of the selected samples in the dataset's order, where `capture` was asked for them.
+        whole: why this task cannot be run in slices, empty if it can; the end of a sentence.
     """
 
     name: str
@@ -98,6 +119,28 @@ class CapturedTask:
     args: dict[str, Any] = field(default_factory=dict)
     args_full: dict[str, Any] = field(default_factory=dict)
     model_args: dict[str, Any] = field(default_factory=dict)
+    ids: list[int | str] = field(default_factory=list)
+    whole: str = ""
+
+
+@dataclass(frozen=True)
+class LiveTask:
+    """What the results of a task are computed with: its own scorers and metrics as they are after its code has run."""
+
+    scorers: list[Any] | None
+    metrics: Any
+    headline_metric: Any
+
+
+@dataclass(frozen=True)
+class ScoredSample:
+    """As much of a logged sample as its results need. `scores` is empty for one that was not scored."""
+
+    id: int | str
+    epoch: int
+    scores: dict[str, Any]
+    metadata: dict[str, Any]
+    errored: bool
 
 
 def check_version() -> None:
@@ -273,20 +316,48 @@ def apply_common_options(options: dict[str, Any]) -> None:
     _internal(_CLI, "process_common_options")(options)
 
 
-def capture(arguments: dict[str, Any]) -> list[CapturedTask]:
+def capture(arguments: dict[str, Any], *, ids: bool = False) -> list[CapturedTask]:
     """Let Inspect resolve the tasks and models of `eval_set(**arguments)` without running anything.
 
-    Loads user code, and sets the display of this process to none: call it in a process that may be thrown away.
+    Loads user code, and sets the display of this process to none: call it in a process that may be thrown away. With `ids`, the
+    tasks come with the ids of their samples.
 
     Raises:
         InspectRefused: Inspect's own refusal (no such task, missing key, …).
         TaskExited: a task's code called `sys.exit`.
         Exception: whatever the user's code raises.
     """
+    manifest, resolved = _resolve(arguments)
+    tasks = _captured(manifest)
+    if not ids:
+        return tasks
+    names = [each.task.name for each in resolved]
+    return [
+        replace(task, **_selection(each.task, arguments, names)) for task, each in zip(tasks, resolved, strict=True)
+    ]
+
+
+def live_task(arguments: dict[str, Any]) -> LiveTask:
+    """The one task of `eval_set(**arguments)` with its scorers and metrics. Raises what `capture` raises."""
+    _, [resolved] = _resolve(arguments)
+    task = resolved.task
+    scored = arguments.get("score") is not False and task.scorer
+    return LiveTask(task.scorer if scored else None, task.metrics, task.headline_metric)
+
+
+def _resolve(arguments: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    """Inspect's capture manifest, and the resolved tasks that it was made of."""
     check_version()
     from inspect_ai import eval_set
 
     _internal("inspect_ai.util._display", "init_display_type")("none")
+    module, name = "inspect_ai._eval.evalset", "build_eval_set_capture"
+    build, resolved = _internal(module, name), []
+
+    def keep(tasks: list[Any], *rest: Any, **more: Any) -> Any:
+        resolved.extend(tasks)
+        return build(tasks, *rest, **more)
+
     with tempfile.TemporaryDirectory(prefix="inspect-fleet-") as folder:
         manifest = Path(folder) / "capture.json"
         modes = {
@@ -294,7 +365,7 @@ def capture(arguments: dict[str, Any]) -> list[CapturedTask]:
             _internal("inspect_ai._eval.eval_set_selection", "INSPECT_EVAL_SET_SELECTION"): None,
             _internal("inspect_ai._eval.eval_set_overrides", "INSPECT_EVAL_SET_OVERRIDES"): None,
         }
-        with _environment(modes), _inspect_sentences():
+        with _environment(modes), _replaced(module, **{name: keep}), _inspect_sentences():
             try:
                 eval_set(**(arguments | {"log_dir": str(Path(folder) / "logs"), "display": "none"}))
             except SystemExit as end:
@@ -302,7 +373,120 @@ def capture(arguments: dict[str, Any]) -> list[CapturedTask]:
                     raise TaskExited(end.code) from end
         if not manifest.exists():
             raise UnsupportedInspect("Inspect's eval_set no longer writes a capture manifest as Inspect Fleet expects")
-        return _captured(json.loads(manifest.read_bytes()))
+        return json.loads(manifest.read_bytes()), resolved
+
+
+def _selection(task: Any, arguments: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """The ids that `eval_set` would run of a task, numbered and selected as it does it, and why it cannot run a part of them."""
+    util = "inspect_ai._eval.task.util"
+    numbered = any(sample.id is None for sample in task.dataset)
+    whole = ""
+    if task.sample_source is not None:
+        whole = "its samples are made while it runs"
+    elif task.early_stopping is not None:
+        whole = "it decides by the samples that have run which ones still run"
+    elif numbered and (task.dataset.shuffled or arguments.get("sample_shuffle")):
+        whole = "its samples have no ids and are shuffled, so no other process knows which is which"
+    for number, sample in enumerate(task.dataset, start=1):
+        if sample.id is None:
+            sample.id = number
+    chosen = _internal(util, "resolve_task_sample_ids")(task.name, arguments.get("sample_id"), names)
+    dataset = _internal(util, "slice_dataset")(task.dataset, arguments.get("limit"), chosen)
+    return {"ids": [sample.id for sample in dataset], "whole": whole}
+
+
+def same_to_inspect(sample_id: int | str) -> str:
+    """What two sample ids have in common when Inspect cannot select the one without the other: 1 and "01" for example."""
+    return str(_internal("inspect_ai.dataset._util", "normalise_sample_id")(sample_id))
+
+
+def exact_selection(ids: list[int | str]) -> list[int | str]:
+    """The `sample_id` argument that selects these samples: to Inspect ids are patterns, and `name:` in front means a task."""
+    return [each if isinstance(each, int) else glob.escape(each).replace(":", "[:]") for each in ids]
+
+
+def select_fast(ids: list[int | str]) -> None:
+    """Let this process select the samples of `exact_selection(ids)` by looking them up.
+
+    Inspect matches every sample with every pattern, which takes seconds for thousands of either and hours for a hundred thousand. Any
+    other selection is left to it. For a job process: the change lasts as long as the process.
+    """
+    util, manifest = "inspect_ai._eval.task.util", "inspect_ai._eval.eval_set_manifest"
+    original, matcher = _internal(util, "sample_id_filter"), _internal(util, "SampleIdMatcher")
+    selection, wanted = exact_selection(ids), {same_to_inspect(each) for each in ids}
+
+    def sample_id_filter(sample_id: Any) -> Any:
+        if sample_id != selection:
+            return original(sample_id)
+        return matcher(lambda sample_id: same_to_inspect(sample_id) in wanted, [])
+
+    for module in (util, manifest):
+        _internal(module, "sample_id_filter")
+        importlib.import_module(module).sample_id_filter = sample_id_filter  # type: ignore[attr-defined]
+
+
+def member_name(sample_id: int | str, epoch: int) -> str:
+    """The name of a sample's member in a log."""
+    return str(_internal("inspect_ai.log._recorders.eval", "_sample_filename")(sample_id, epoch))
+
+
+def log_json(value: Any) -> bytes:
+    """JSON as Inspect writes it into a log."""
+    return bytes(_internal("inspect_ai._util.json", "to_json_safe")(value))
+
+
+def log_start(header: Any) -> Any:
+    """What a log begins with."""
+    start = _internal("inspect_ai.log._recorders.eval", "LogStart")
+    return start(version=header.version, eval=header.eval, plan=header.plan)
+
+
+def too_many_errors(errors: int, total: int, fail_on_error: bool | float | None) -> bool:
+    """Whether Inspect calls an eval of `total` samples failed for its errored ones."""
+    return bool(_internal("inspect_ai._eval.task.error", "_should_eval_fail")(errors, total, fail_on_error))
+
+
+def results_of(
+    header: Any, task: LiveTask, samples: list[ScoredSample], total: int, early_stopping: Any = None
+) -> tuple[Any, Any]:
+    """`EvalResults` and reductions of a whole task by Inspect's own functions, as at the end of a run; (None, None) without scores.
+
+    Args:
+        header: a log's header, for the reducers. samples: by epoch, then in the dataset's order. total: samples × epochs as planned.
+    """
+    from inspect_ai.scorer import SampleScore
+
+    unique = _internal("inspect_ai.scorer._scorer", "unique_scorer_name")
+    names: list[str] = []
+    for scorer in task.scorers or []:
+        names.append(unique(scorer, names))
+    scores = [
+        {
+            name: SampleScore(
+                score=score,
+                sample_id=sample.id,
+                sample_metadata=sample.metadata,
+                scorer=name if name in names else None,
+            )
+            for name, score in sample.scores.items()
+        }
+        for sample in samples
+        if sample.scores or not sample.errored
+    ]
+    if not scores:
+        return None, None
+    results, reductions = _internal("inspect_ai._eval.task.results", "eval_results")(
+        samples=total,
+        scores=scores,
+        reducers=_internal("inspect_ai._eval.score", "reducers_from_log_header")(header),
+        scorers=task.scorers,
+        metrics=task.metrics,
+        scorer_names=names if task.scorers else None,
+        early_stopping=early_stopping,
+        completed_samples=sum(not sample.errored for sample in samples),
+        headline_metric=task.headline_metric,
+    )
+    return results, reductions
 
 
 def _captured(manifest: dict[str, Any]) -> list[CapturedTask]:
@@ -346,6 +530,23 @@ def set_sample_limit(n: int) -> int:
         else:
             limiter.limit = n
     return len(limiters)
+
+
+def set_connection_limit(n: int) -> int:
+    """Change how many calls of each model of this process may be under way; lowering never interrupts a call.
+
+    For evals with `max_connections` set. Must be called in the thread of the event loop that runs the eval. Returns the number of
+    models changed: one whose first call is still to come is not among them. Raises ValueError below 1.
+    """
+    if n < 1:
+        raise ValueError(f"a limit on connections must be at least 1, not {n}")
+    registry = _internal("inspect_ai.util._concurrency", "_concurrency_registry")
+    changed = 0
+    for key, limiter in list(registry._semaphores.items()):
+        if key.startswith("Model") and key.endswith("#static"):
+            limiter.concurrency = n
+            changed += 1
+    return changed
 
 
 def usage_so_far() -> dict[str, Any]:

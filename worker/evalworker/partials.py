@@ -94,3 +94,17 @@ def fetch(storage: Storage, fleet_id: str, job_id: str, log_dir: Path, published
         except Missing:
             return False
     return found
+
+
+def fetch_shards(storage: Storage, fleet_id: str, job_ids: list[str], folder: Path) -> list[Path]:
+    """Bring the logs that these jobs have published, in their order; one that has published none is passed over."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = []
+    for job_id in job_ids:
+        target = folder / f"{job_id}.eval"
+        try:
+            storage.download(layout.job_log(fleet_id, job_id), target)
+        except Missing:
+            continue
+        found.append(target)
+    return found

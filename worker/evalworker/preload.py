@@ -18,6 +18,9 @@ from evalworker import preload_settings, redact
 from evalworker.preload_settings import SETTINGS, restore
 from evalworker.processes import adopt_orphans
 
+THREADS_S = 2.0
+"""How long threads that the warm-up has left may take to end."""
+
 
 def warm_up() -> None:
     """One trivial eval in memory: the first eval of a process imports the provider SDKs and a great deal of Inspect."""
@@ -69,9 +72,18 @@ def _prepare(settings: dict[str, Any]) -> dict[str, Any]:
     except BaseException as error:
         # Whatever is wrong with the run's code, each job meets it again and reports it with its own name.
         report["error"] = redact.text(f"{type(error).__name__}: {error}")[:1024]
+    _await_threads()
     report["threads"] = [thread.name for thread in threading.enumerate()]
     report["seconds"] = time.monotonic() - started
     return report
+
+
+def _await_threads() -> None:
+    """Give threads that are about to end (helpers of the warm-up's event loop) the time to; others stay, and are counted."""
+    end = time.monotonic() + THREADS_S
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 def _settle() -> dict[str, Any]:

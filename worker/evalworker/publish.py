@@ -58,12 +58,15 @@ def conclude(storage: Storage, done: AttemptDone) -> AttemptDone:
 
 
 def publish(storage: Storage, record: JobDone) -> None:
-    """Copy the job's log to where people look for it, and remove what an earlier round had published there."""
+    """Copy the job's log to where people look for it, and remove what an earlier round had published there.
+
+    A shard's log goes no further than the fleet's prefix: the merged one is what people look for.
+    """
     done = record.attempt_done
     if record.log is None:
         return
     storage.copy(record.log, layout.job_log(record.fleet_id, record.job_id))
-    if done.log_name is None:
+    if done.log_name is None or done.shard:
         return
     working = layout.working(record.fleet_id)
     storage.copy(record.log, working + done.log_name)

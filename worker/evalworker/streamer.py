@@ -11,13 +11,15 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from inspect_ai.hooks import Hooks, ModelRetry, RunStart, SampleAttemptEnd, SampleEnd, SampleInit, TaskStart, hooks
 from inspect_ai.log import EvalSample
 
 from evalworker import inspect_internals, redact
 from evalworker.contract.failures import Category, classify_exception, exception_type
-from evalworker.contract.ids import sample_key
+from evalworker.contract.ids import SampleId, sample_key
+from evalworker.contract.jsonio import canonical
 from evalworker.contract.messages import SampleDone
 from evalworker.results import Origin, sample_done
 
@@ -44,6 +46,9 @@ class Streaming:
         broken: samples that the hook could not report.
         rate_limited: model calls that were answered with a rate limit.
         on_task: called in the event loop's thread when a task starts.
+        on_sample: called in that thread when a sample begins and when one ends.
+        selection: the ids of the samples that the task must run, None for all that it has.
+        wrong_selection: how those that it would have run differ; the job has ended itself for it.
         canary: whether the job ends with its first sample.
         cut_short: whether it has, before its eval was finished.
     """
@@ -60,6 +65,9 @@ class Streaming:
     refused_key: SampleError | None = None
     loop: asyncio.AbstractEventLoop | None = None
     on_task: Callable[[], None] | None = None
+    on_sample: Callable[[], None] | None = None
+    selection: list[SampleId] | None = None
+    wrong_selection: str = ""
     canary: bool = False
     cut_short: bool = False
     _ends: int = 0
@@ -103,6 +111,20 @@ class Streaming:
         if self.refused_key is None:
             self.refused_key = error
             _interrupt()
+
+    def check(self, selected: list[Any]) -> None:
+        """A shard runs exactly its own samples, or nothing: Inspect takes ids for patterns, and a dataset may have changed."""
+        if self.selection is None or sorted(map(canonical, selected)) == sorted(map(canonical, self.selection)):
+            return
+        there, wanted = set(map(canonical, selected)), set(map(canonical, self.selection))
+        missing = [each for each in self.selection if canonical(each) not in there]
+        strange = [each for each in selected if canonical(each) not in wanted]
+        named = f"{missing[:3]} are not there" if missing else f"{strange[:3]} are not of it"
+        self.wrong_selection = (
+            f"the task's dataset is not what it was when the run was planned: of the {len(self.selection)} samples of this "
+            f"shard {len(missing)} are missing and {len(strange)} are too many ({named})"
+        )
+        _interrupt()
 
     def begin(self) -> None:
         """A sample begins: a canary's second one does not, and by then its first one is in the log."""
@@ -149,6 +171,7 @@ class FleetSampleStreamer(Hooks):
         if _streaming is not None:
             _streaming.tries += 1
             _streaming.errors.clear()
+            _streaming.check(data.spec.dataset.sample_ids or [])
             if _streaming.on_task is not None:
                 _streaming.on_task()
 
@@ -156,6 +179,8 @@ class FleetSampleStreamer(Hooks):
         """Before a sample's sandbox is made."""
         if _streaming is not None:
             _streaming.begin()
+            if _streaming.on_sample is not None:
+                _streaming.on_sample()
 
     async def on_sample_attempt_end(self, data: SampleAttemptEnd) -> None:
         """Send a try after which another one follows; a failure is counted, never raised."""
@@ -174,6 +199,8 @@ class FleetSampleStreamer(Hooks):
             _streaming.end(data.sample)
         except Exception:  # whatever a scorer put into the sample
             _streaming.broken += 1
+        if _streaming.on_sample is not None:
+            _streaming.on_sample()
 
     async def on_model_retry(self, data: ModelRetry) -> None:
         """Keep how the sample's last call was refused, and count rate limits."""

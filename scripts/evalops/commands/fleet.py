@@ -16,13 +16,14 @@ from evalops.ec2 import preflight as ec2_preflight
 from evalops.ec2.machines import Spending, spending
 from evalops.ec2.reaper import Reaper
 from evalops.fleet import look, preflight, takeover
+from evalops.fleet.ledger import JobState
 from evalops.fleet.ownership import controller_gone
 from evalops.fleet.request import Request
 from evalops.fleet.view import line_of, scores_text
 from evalops.settings import settings
 from evalworker.aws import ServiceError
 from evalworker.contract import layout
-from evalworker.contract.documents import Control, MachineRecord
+from evalworker.contract.documents import Control, MachineRecord, total_samples
 from evalworker.contract.wire import Unreadable, now, stamp
 from evalworker.storage import Changed, Missing, Storage, open_storage
 
@@ -83,7 +84,7 @@ def _list_row(fleet_id: str, manifest: Any, control: Control | None) -> dict[str
         "outcome": control.outcome if control else None,
         "round": control.round if control else None,
         "jobs": len(manifest.jobs) if manifest else None,
-        "samples": sum(spec.samples for spec in manifest.jobs) if manifest else None,
+        "samples": total_samples(manifest.jobs) if manifest else None,
         "backend": manifest.backend if manifest else None,
         "owner": manifest.owner if manifest else None,
         "deadline": stamp(control.deadline) if control else None,
@@ -107,6 +108,8 @@ def status(fleet_id: str, json_output: bool) -> None:
         click.echo(f"{sight.samples_per_minute:.1f} samples a minute, {sight.ledger.tokens} tokens so far")
         if sight.control.rate_limited:
             click.echo(f"{sight.control.rate_limited} calls of running jobs were answered with a rate limit")
+        if sight.control.limits.fleet_connections is not None:
+            click.echo(_connections_line(sight.control))
     for line in _money_lines(sight):
         click.echo(line)
     if sight.waiting_for:
@@ -116,13 +119,22 @@ def status(fleet_id: str, json_output: bool) -> None:
     click.echo()
     ui.table(
         ["task", "model", "status", "scores", "completed", "errored", "total", "attempts"],
-        [_job_row(job) for job in sight.ledger.jobs.values()],
+        [_job_row(job, sight.ledger.shards_of(job)) for job in sight.ledger.wholes],
         right=["completed", "errored", "total", "attempts"],
     )
     if sight.workers:
         click.echo()
         columns = ["worker", "type", "lifecycle", "slots", "state", "online since", "uptime"]
         ui.table(columns, [_worker_row(sight, worker) for worker in sight.workers.values()], right=["slots", "uptime"])
+
+
+def _connections_line(control: Control) -> str:
+    """How the fleet's model connections are divided, and where calls are refused."""
+    shares = [
+        f"{name} {share}" + (f" ({control.pressure[name]} calls refused)" if name in control.pressure else "")
+        for name, share in control.connections.items()
+    ]
+    return f"{control.limits.fleet_connections} model connections: {', '.join(shares) or 'no worker has any yet'}"
 
 
 def _worker_row(sight: look.Sight, worker: look.WorkerRow) -> list[object]:
@@ -166,11 +178,14 @@ def _worker_state(sight: look.Sight, worker: look.WorkerRow) -> str:
     return "ended" if sight.control.state == "ended" and worker.state == "online" else worker.state
 
 
-def _job_row(job: Any) -> list[object]:
-    counts = (job.counts.completed, job.counts.errored, job.counts.total)
+def _job_row(job: JobState, shards: list[JobState]) -> list[object]:
+    heard = [part.counts for part in (*shards, job)] if job.done is None else [job.done.samples]
+    counts = (sum(each.completed for each in heard), sum(each.errored for each in heard), job.spec.samples)
     shown = job.status
     if job.done is not None and job.done.failure_category not in (None, job.status):
         shown += f": {job.done.failure_category}"
+    if shards and job.done is None:
+        shown += f" ({sum(shard.done is not None for shard in shards)} of {len(shards)} shards)"
     return [
         job.spec.name,
         job.spec.model,
@@ -200,6 +215,11 @@ def _status_record(sight: look.Sight) -> dict[str, Any]:
         },
         "minutes_left": sight.minutes_left,
         "rate_limited": sight.control.rate_limited if sight.control.state != "ended" else 0,
+        "connections": {
+            "total": sight.control.limits.fleet_connections,
+            "shares": sight.control.connections,
+            "refused": sight.control.pressure,
+        },
         "waiting_for": sight.waiting_for,
         "summary": sight.summary,
         "jobs": [
@@ -207,6 +227,7 @@ def _status_record(sight: look.Sight) -> dict[str, Any]:
                 "job_id": job.spec.job_id,
                 "task": job.spec.name,
                 "model": job.spec.model,
+                "shard": job.shard,
                 "status": job.status,
                 "attempt": job.attempt,
                 "failure_category": job.done.failure_category if job.done else None,

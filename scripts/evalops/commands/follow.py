@@ -108,10 +108,8 @@ def _write_report(fleet: Fleet) -> str | None:
 def _closing(fleet: Fleet, verdict: Verdict, shown: str | None) -> None:
     fleet_id = fleet.fleet_id
     for job in fleet.ledger.jobs.values():
-        if job.done is not None and job.done.status == "failed":
-            note(
-                f"{job.spec.name} with {job.spec.model} failed ({job.done.failure_category}): {job.done.error_summary}"
-            )
+        if job.done is not None and job.status == "failed":
+            note(f"{job.name} with {job.spec.model} failed ({job.done.failure_category}): {job.done.error_summary}")
     if verdict.reason:
         note(f"the fleet ended early: {verdict.reason}")
     note(f"logs    {fleet.storage.url(layout.working(fleet_id).rstrip('/'))}")
@@ -138,6 +136,7 @@ def _done_record(fleet: Fleet, verdict: Verdict) -> dict[str, Any]:
                 "job_id": job.spec.job_id,
                 "task": job.spec.name,
                 "model": job.spec.model,
+                "shard": job.shard,
                 "status": job.status,
                 "failure_category": job.done.failure_category if job.done else None,
                 "error_summary": job.done.error_summary if job.done else None,

@@ -11,10 +11,12 @@ from evalops.commands.detach import detach
 from evalops.commands.follow import follow
 from evalops.commands.params import Duration, RunId
 from evalops.fleet import preflight, submit
-from evalops.fleet.request import DEFAULT_WORKERS, Request
+from evalops.fleet.request import DEFAULT_WORKERS, FAR_SLOTS, Request
+from evalops.fleet.workers import default_slots
 from evalops.infra.estate import Estate
 from evalops.inspect_options import InspectCommand, TypedArguments, given_names, typed_arguments, typed_options
 from evalops.settings import Settings, settings
+from evalops.shards import Wish
 from evalops.ui import EXIT_USAGE, Failure, emit_json, fail, note
 from evalworker import prices
 from evalworker.arguments import decode, encode
@@ -61,6 +63,18 @@ def machine_options(command: Any) -> Any:
     help="Samples in flight on each worker, shared by its running jobs.",
 )
 @click.option("--slots", type=click.IntRange(1), help="Jobs at once on each worker (default: its share of the CPUs).")
+@click.option(
+    "--shards",
+    type=click.IntRange(1),
+    help="Run each task in so many parts (default: as many as help); 1 divides none.",
+)
+@click.option("--shard-size", type=click.IntRange(1), help="Run each task in parts of so many samples.")
+@click.option(
+    "--fleet-connections",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Model connections of all running jobs together, divided over them as they come and go.",
+)
 @click.option("--run-id", type=RunId(), help="Resume this run: only what has not completed runs again.")
 @click.option("--new-fleet", is_flag=True, help="Start a fleet even if one with the same jobs is running.")
 @click.option("--force", is_flag=True, help="With --run-id: resume under another version of Inspect.")
@@ -142,6 +156,7 @@ def run_eval(ctx: click.Context, /, **options: Any) -> None:
         workers=options["max_workers"],
         concurrency=options["concurrency_per_worker"],
         slots=options["slots"],
+        connections=options["fleet_connections"],
         deadline=options["deadline"],
         job_timeout_s=options["job_timeout"].total_seconds() if options["job_timeout"] else None,
         hung_after_s=options["hung_after"].total_seconds(),
@@ -180,6 +195,10 @@ def _check_backend(options: dict[str, Any]) -> None:
         fail(f"{given[0]}: only workers on EC2 have that; add --ec2")
     if options["on_demand_base"] and options["market"] == "spot-only":
         fail("--on-demand-base and --spot-only exclude each other")
+    if options["shards"] and options["shard_size"]:
+        fail("--shards and --shard-size exclude each other")
+    if options["run_id"] and (options["shards"] or options["shard_size"]):
+        fail("a run goes on in the shards that it began with: leave --shards and --shard-size away")
 
 
 @dataclass(frozen=True)
@@ -237,7 +256,8 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
         _check_alone(ctx, resumed)
     if planned and not options["json_output"]:
         note("loading the tasks …")
-    jobs = _plan(given, luggage) if resumed is None or planned else resumed.jobs
+    wish = _wish(options) if resumed is None else None  # in what shards a run goes on was decided at its start
+    jobs = _plan(given, luggage, wish) if resumed is None or planned else resumed.jobs
     machines = _machines(options, target, request, jobs)
     if options["estimate"]:
         _print_estimate(jobs, request, machines, target, options["json_output"])
@@ -304,7 +324,19 @@ def _arguments(given: TypedArguments, resumed: Manifest | None) -> dict[str, Any
     return arguments
 
 
-def _plan(given: Any, luggage: shipping.Luggage) -> list[JobSpec]:
+def _wish(options: dict[str, Any]) -> Wish:
+    """What is known of shards before the tasks are: how many jobs will run at once."""
+    workers = options["max_workers"] or DEFAULT_WORKERS
+    slots = options["slots"] or (FAR_SLOTS if options["ec2"] else default_slots(workers))
+    if (connections := options["fleet_connections"]) is not None and connections < workers * slots:
+        fail(
+            f"--fleet-connections {connections} is less than the {workers * slots} jobs that may run at once, which need one each: "
+            "give more, or fewer --max-workers or --slots"
+        )
+    return Wish(size=options["shard_size"], count=options["shards"], slots=workers * slots)
+
+
+def _plan(given: Any, luggage: shipping.Luggage, wish: Wish | None) -> list[JobSpec]:
     try:
         return planner.plan(
             given.tasks,
@@ -315,6 +347,7 @@ def _plan(given: Any, luggage: shipping.Luggage) -> list[JobSpec]:
             environment=given.environment,
             path=luggage.import_path,
             warn=note,
+            wish=wish,
         )
     except planner.PlanError as error:
         raise Failure(error.sentence, error.exit) from error

@@ -125,6 +125,8 @@ def _run(
         click.echo(manifest.fleet_id)
     for said in local_run.clear_the_way(place) if retry else []:
         ui.note(said)
+    if retry and (came := local_run.fetch_partials(place)):
+        ui.note(f"{came} unfinished logs of the run's jobs were brought here")
     with local_run.alive(storage, manifest.fleet_id):
         try:
             local_run.run(place, submission, dirty=retry)

@@ -95,7 +95,7 @@ def _show(place: places.Place, watch: float | None, model_metadata: tuple[Path, 
         else:
             if watch and sys.stdout.isatty():
                 click.clear()
-            _print(found)
+            print_survey(found)
         if not watch or not _going_on(found):
             break
         time.sleep(watch)
@@ -106,7 +106,8 @@ def _going_on(found: Survey) -> bool:
     return any(row.state == "running" or (row.state == "waiting" and live) for row in found.rows)
 
 
-def _print(found: Survey) -> None:
+def print_survey(found: Survey) -> None:
+    """The headline, what could not be read, and the table."""
     click.echo(ui.printable(found.headline))
     for problem in found.problems:
         ui.note(f"warning: {problem}")

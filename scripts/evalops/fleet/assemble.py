@@ -14,7 +14,7 @@ from evalops.fleet.stream import EventStream
 from evalops.fleet.view import ProgressLine
 from evalops.fleet.workers import LocalPool, Pool, default_slots
 from evalops.settings import Settings
-from evalworker.contract.documents import Control, Lane, Manifest
+from evalworker.contract.documents import Control, Lane, Manifest, total_samples
 from evalworker.storage import Storage
 
 
@@ -69,7 +69,7 @@ def fleet_start(fleet: Fleet, workers: int) -> dict[str, Any]:
         "type": "fleet_start",
         "expected": len(fleet.ledger.jobs),
         "workers": workers,
-        "total_samples": sum(spec.samples for spec in jobs),
+        "total_samples": total_samples(jobs),
         "tasks": list(dict.fromkeys(spec.name for spec in jobs)),
         "models": list(dict.fromkeys(spec.model for spec in jobs)),
         "backend": fleet.manifest.backend,

@@ -71,7 +71,8 @@ class Controller:
         self.inbox.store()
         self.staff.look_after()
         self.dispatch.cycle()
-        if fleet.every("beat", BEAT_S):
+        divided = fleet.connections.look(fleet.roster.workers, time.monotonic())
+        if fleet.every("beat", BEAT_S) or divided:
             self.heartbeat.beat()
         self._react()
         fleet.view.show(fleet.ledger, fleet.pool.alive, fleet.waiting_for(), fleet.watch.rate_limited)
@@ -140,7 +141,8 @@ class Controller:
                 "slots": message.slots,
             }
         elif isinstance(message, WorkerDraining):
-            self.staff.goodbye(message)
+            if not self.staff.goodbye(message):
+                return
             event |= {"reason": message.reason, "handed_over": message.handed_over}
         elif isinstance(message, BootstrapFailed):
             if not fleet.roster.failed(message.instance_id):

@@ -5,10 +5,11 @@ Who re-queues what is said in design, section 5.
 
 import time
 
-from evalops.fleet import job_ends
+from evalops.fleet import job_ends, placement
 from evalops.fleet.fleet import Due, Fleet
 from evalops.fleet.inbox import Inbox
 from evalops.fleet.ledger import JobState
+from evalops.fleet.merges import Merges
 from evalops.fleet.recovery import LostMessages
 from evalworker.contract.failures import Category
 from evalworker.contract.messages import Job
@@ -25,13 +26,23 @@ class Dispatch:
         self._fleet = fleet
         self._inbox = inbox
         self._lost_messages = LostMessages()
+        self._merges = Merges(fleet.ledger)
 
     def send_open_jobs(self) -> None:
         """Send a message for each open job, or for the canaries alone: the start of a round. Raises what cannot be sent."""
         fleet = self._fleet
         fleet.watch.hold(fleet.control)
         jobs = fleet.watch.canaries(fleet.control) or fleet.ledger.open_jobs
-        fleet.jobs.send([self._message(job).to_json() for job in jobs])
+        self._send(self._placed([job for job in jobs if self._merges.ready(job)]))
+
+    def _send(self, jobs: list[JobState]) -> None:
+        self._fleet.jobs.send([self._message(job).to_json() for job in jobs])
+
+    def _placed(self, jobs: list[JobState]) -> list[JobState]:
+        """The longest first; one worker takes them as they were named, for there is nobody who could finish before it."""
+        if self._fleet.plan.workers == 1 or len(jobs) < 2:
+            return jobs
+        return placement.longest_first(jobs, placement.read(self._fleet.storage, jobs))
 
     def schedule(self, job: JobState, delay_s: float) -> None:
         """Send a message for this job's attempt later."""
@@ -61,13 +72,26 @@ class Dispatch:
 
     def _send_due(self) -> None:
         fleet = self._fleet
-        for job in fleet.watch.release(fleet.control):
+        for job in self._placed([job for job in fleet.watch.release(fleet.control) if self._merges.ready(job)]):
             self.schedule(job, 0)
+        for job in self._merges.release():
+            self._begin_merge(job)
         for due in [due for due in fleet.due if due.at <= time.monotonic()]:
             with fleet.surviving("the job queue"):
                 fleet.jobs.send([due.message.to_json()])
                 fleet.due.remove(due)
                 fleet.watch.happened(time.monotonic())
+
+    def _begin_merge(self, job: JobState) -> None:
+        """Send a merge; without a single log to merge it fails as its shards did."""
+        if (shard := self._merges.hopeless(job)) is None:
+            self.schedule(job, 0)
+            return
+        assert shard.done is not None
+        category = Category(shard.done.failure_category or Category.TASK_ERROR)
+        why = f"none of its {len(job.spec.merges)} shards has left a log: {shard.done.error_summary}"
+        with self._fleet.surviving("storage"):
+            job_ends.end_job(self._fleet, job, "failed", category, why)
 
     def read_dead_letters(self) -> None:
         """A job whose message nobody could finish has failed: say so instead of waiting for it."""
@@ -102,7 +126,9 @@ class Dispatch:
             lost = self._lost_messages.look(
                 open_jobs=[job.spec.job_id for job in fleet.ledger.open_jobs],
                 running=fleet.roster.running(time.monotonic()),
-                scheduled={due.message.job_id for due in fleet.due} | fleet.watch.held(fleet.control),
+                scheduled={due.message.job_id for due in fleet.due}
+                | fleet.watch.held(fleet.control)
+                | self._merges.held(),
                 counts=fleet.jobs.counts(),
             )
             for job_id in lost:

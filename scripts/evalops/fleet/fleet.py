@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from evalops.fleet.connections import Connections
 from evalops.fleet.guards import Verdict
 from evalops.fleet.ledger import Ledger
 from evalops.fleet.roster import Roster
@@ -34,7 +35,7 @@ class Plan:
 
     Attributes:
         workers: how many workers to keep while there is work for them.
-        replacements: how many lost workers may be replaced in all.
+        replacements: how many lost workers may be replaced without a sample completed in between.
     """
 
     workers: int
@@ -85,6 +86,7 @@ class Fleet:
         self.events = Queue(client, self.lane.events)
         self.dead = Queue(client, self.lane.dead)
         self.watch = Watch(self.ledger, time.monotonic())
+        self.connections = Connections(self.control.limits.fleet_connections)
         self._last: dict[str, float] = {}
         self._troubles: set[str] = set()
 

@@ -38,6 +38,8 @@ class Heartbeat:
             "rate_limited": fleet.watch.rate_limited,
             "outcome": self._outcome,
             "waiting_for": fleet.waiting_for() or fleet.watch.waits or None,
+            "connections": fleet.connections.shares,
+            "pressure": fleet.watch.pressure,
         }
         control = fleet.control.model_copy(update=said)
         with fleet.surviving("storage"):

@@ -47,7 +47,7 @@ def end_job(fleet: Fleet, job: JobState, status: Literal["failed", "cancelled"],
         failure_category=category,
         error_summary=why,
         duration_s=round(fleet.roster.busy_s(job_id, time.monotonic()), 3),
-        samples=job.counts,
+        samples=fleet.ledger.counts_of(job),
     )
     record = JobDone(fleet_id=fleet.fleet_id, job_id=job_id, round=round_, log=None, attempt_done=done)
     try:

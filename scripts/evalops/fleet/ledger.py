@@ -57,7 +57,7 @@ class Spend:
 
 @dataclass(frozen=True)
 class Sealed:
-    """What is kept of a completed job's samples: what they came to, and eight bytes of each execution to know it again."""
+    """What is kept of the samples of a job that can never run again: what they came to, and eight bytes to know each execution again."""
 
     cost_usd: float | None
     tokens: int
@@ -69,10 +69,11 @@ class JobState:
     """One job. `attempt` is the newest one known, `base` the last one of earlier rounds; `done` its end, None while it goes on.
 
     Attributes:
-        said: the results that stand in the stream; empty once the job has completed. `errored` counts those with an error.
+        said: the results that stand in the stream; empty once they are sealed. `errored` counts those with an error.
         paid, repeated: other executions, whose cost was counted, or whose result was written and has been replaced.
         failed_on: the worker on which an attempt failed that is tried again.
-        sealed: what is left of all that once the job has completed.
+        settled: it is a shard, and the merge of its task has completed.
+        sealed: what is left of all that once no resume can open the job again.
     """
 
     spec: JobSpec
@@ -89,6 +90,7 @@ class JobState:
     ending: AttemptDone | None = None
     failed_on: str | None = None
     sealed: Sealed | None = None
+    settled: bool = False
 
     @property
     def pair(self) -> Pair:
@@ -97,7 +99,9 @@ class JobState:
 
     @property
     def status(self) -> str:
-        """`open`, or how it ended: completed, failed, cancelled."""
+        """`open`, or how it ended: completed, failed, cancelled. How many errors are too many is asked of the whole task alone."""
+        if self.settled:
+            return "completed"
         return "open" if self.done is None else self.done.status
 
     @property
@@ -106,6 +110,11 @@ class JobState:
         if self.done is not None:
             return self.done.samples
         return SampleCounts(total=self.spec.samples, completed=len(self.said) - self.errored, errored=self.errored)
+
+    @property
+    def heard(self) -> bool:
+        """Whether any of its samples has been heard of."""
+        return bool(self.said if self.sealed is None else self.sealed.executions)
 
     @property
     def cost_usd(self) -> float | None:
@@ -147,10 +156,24 @@ class JobState:
         self.repeated.discard((key, said.uuid))
 
     def seal(self) -> None:
-        """Forget the samples of a completed job, which nothing can change any more: a fleet has any number of them."""
+        """Forget the samples of a job that nothing can change any more: a fleet has any number of them."""
+        if self.sealed is not None:
+            return
         executions = {_mark((key, said.uuid)) for key, said in self.said.items()} | {_mark(one) for one in self.paid}
         self.sealed = Sealed(self.cost_usd, self.tokens, array("q", sorted(executions)))
         self.said, self.paid, self.repeated, self.retries_said = {}, set(), set(), set()
+        self.errored = 0
+
+    @property
+    def shard(self) -> str | None:
+        """Which shard of how many it is, as people count; None for a whole task."""
+        shard = self.spec.shard
+        return None if shard is None else f"{shard.index + 1}/{shard.of}"
+
+    @property
+    def name(self) -> str:
+        """Its task, and which part of it."""
+        return self.spec.name if self.shard is None else f"{self.spec.name} (shard {self.shard})"
 
 
 def _mark(execution: Execution) -> int:
@@ -291,6 +314,8 @@ class Ledger:
         job = self.jobs[done.job_id]
         if job.done is not None:
             return []
+        if job.spec.merges and done.log is None:  # nothing was merged: its samples are what its shards have
+            done = done.model_copy(update={"samples": self.counts_of(job)})
         events: list[Event] = []
         for sample in missing:
             known = job.said.get(sample_key(sample.sample_id, sample.epoch))
@@ -323,6 +348,8 @@ class Ledger:
                 "metrics": done.metrics,
                 "round": self.round,
             }
+            | ({"shard": job.shard} if job.shard else {})
+            | ({"merged": len(job.spec.merges)} if job.spec.merges else {})
         )
         return events
 
@@ -330,7 +357,32 @@ class Ledger:
         self.ended.append(done)
         if done.status == "completed":
             self.passed.add(job.pair)
-            job.seal()
+            if job.spec.shard is None or not done.samples.errored:  # the merge may find its errors too many
+                job.seal()
+            for shard in self.shards_of(job):
+                shard.settled = True
+                shard.seal()
+
+    def shards_of(self, job: JobState) -> list[JobState]:
+        """The shards whose logs a job merges; none for any other."""
+        return [self.jobs[shard] for shard in job.spec.merges]
+
+    @property
+    def wholes(self) -> list[JobState]:
+        """The jobs that stand for a (task, model): all but shards."""
+        return [job for job in self.jobs.values() if job.spec.shard is None]
+
+    def parts_of(self, job: JobState) -> list[JobState]:
+        """A whole's shards and itself: what has been said and spent for it."""
+        return [*self.shards_of(job), job]
+
+    def counts_of(self, job: JobState) -> SampleCounts:
+        """A job's samples; of one that merges, those of its shards."""
+        if not job.spec.merges:
+            return job.counts
+        counts = [shard.counts for shard in self.shards_of(job)]
+        completed, errored = sum(each.completed for each in counts), sum(each.errored for each in counts)
+        return SampleCounts(total=job.spec.samples, completed=completed, errored=errored)
 
     # What it comes to
 
@@ -345,9 +397,11 @@ class Ledger:
 
     @property
     def samples(self) -> SampleCounts:
-        """Samples of the whole fleet: of ended jobs from their logs, of open ones from the stream."""
+        """Samples of the whole fleet: of ended jobs from their logs, of open ones from the stream; of shards, not of their merge."""
         total = completed = errored = 0
         for job in self.jobs.values():
+            if job.spec.merges:
+                continue
             counts = job.counts
             total, completed, errored = total + counts.total, completed + counts.completed, errored + counts.errored
         return SampleCounts(total=total, completed=completed, errored=errored)
@@ -417,12 +471,29 @@ class Ledger:
         if round_ == 1:
             return self.open_jobs
         for job in self.jobs.values():
-            if job.done is not None and job.done.status != "completed":
+            if job.done is not None and job.status == "failed":
+                self._reopen_errored(job)
+        for job in self.jobs.values():
+            if job.done is not None and job.status != "completed":
                 job.done = None
             if job.done is None:
                 job.base = job.attempt
                 job.attempt += 1
         return self.open_jobs
+
+    def _reopen_errored(self, job: JobState) -> None:
+        """A merge that found too many errors in the whole: the shards that hold them run those samples again.
+
+        One that failed for anything else (a gap, memory, storage) says nothing of errors that may be allowed.
+        """
+        assert job.done is not None
+        samples, category = job.done.samples, job.done.failure_category
+        missing = samples.total - samples.completed - samples.errored
+        if job.done.log is None or category is not Category.TASK_ERROR or missing > 0:
+            return
+        for shard in self.shards_of(job):
+            if shard.done is not None and shard.done.samples.errored:
+                shard.done = None
 
 
 def _done_of(event: dict[str, Any]) -> AttemptDone:

@@ -11,7 +11,7 @@ from evalops.settings import Settings
 from evalops.ui import EXIT_USAGE, fail
 from evalworker import prices
 from evalworker.contract import layout
-from evalworker.contract.documents import Control, JobSpec, Manifest
+from evalworker.contract.documents import Control, JobSpec, Manifest, wholes
 from evalworker.contract.wire import Unreadable
 from evalworker.storage import Denied, Missing, Storage, StorageError, open_storage
 
@@ -43,17 +43,18 @@ def read_manifest(storage: Storage, settings: Settings, fleet_id: str) -> Manife
 
 def check_same(manifest: Manifest, jobs: list[JobSpec]) -> None:
     """A run is resumed with its own tasks and models, all of them; anything else is refused with the difference."""
-    known = {spec.job_id for spec in manifest.jobs}
+    jobs, planned = wholes(jobs), wholes(manifest.jobs)  # in what shards the run goes on is decided already
+    known = {spec.job_id for spec in planned}
     strange = [spec for spec in jobs if spec.job_id not in known]
     if strange:
         named = ", ".join(f"{spec.name} with {spec.model}" for spec in strange[:3])
-        same_names = {(spec.name, spec.model) for spec in manifest.jobs}
+        same_names = {(spec.name, spec.model) for spec in planned}
         hint = " (same task and model, other arguments)" if (strange[0].name, strange[0].model) in same_names else ""
         fail(
             f"the run {manifest.fleet_id} does not hold {named}{hint}: resume it with its own arguments or start a new one",
             EXIT_USAGE,
         )
-    missing = [spec for spec in manifest.jobs if spec.job_id not in {spec.job_id for spec in jobs}]
+    missing = [spec for spec in planned if spec.job_id not in {spec.job_id for spec in jobs}]
     if missing:
         fail(
             f"the run {manifest.fleet_id} also holds {missing[0].name} with {missing[0].model}: --run-id runs all that has not "
@@ -64,7 +65,7 @@ def check_same(manifest: Manifest, jobs: list[JobSpec]) -> None:
 
 def check_not_running(storage: Storage, jobs: list[JobSpec], owner: str) -> None:
     """Refuse to pay twice: a fleet of the same owner that runs exactly these jobs is named instead of doubled."""
-    wanted = {spec.job_id for spec in jobs}
+    wanted = {spec.job_id for spec in wholes(jobs)}
     for lane, _ in lanes.lanes(storage):
         if lane.fleet_id is None or lane.owner != owner or lanes.expired(lane):
             continue
@@ -73,7 +74,7 @@ def check_not_running(storage: Storage, jobs: list[JobSpec], owner: str) -> None
             control = Control.from_json(storage.get(layout.control(lane.fleet_id)).body)
         except (Missing, Unreadable):
             continue
-        if control.state == "running" and {spec.job_id for spec in manifest.jobs} == wanted:
+        if control.state == "running" and {spec.job_id for spec in wholes(manifest.jobs)} == wanted:
             fail(
                 f"the fleet {lane.fleet_id} is running the same jobs: watch it with `ct fleet status {lane.fleet_id}`, "
                 "or add --new-fleet to run them again"

@@ -75,10 +75,12 @@ class Roster:
         """How long ago a worker was first heard to run this job's present attempt; 0 for one that nobody runs."""
         return max(0.0, at - self._begun.get(job_id, at))
 
-    def left(self, instance_id: str) -> None:
-        """A worker has said goodbye."""
+    def left(self, instance_id: str) -> bool:
+        """A worker has said goodbye; False if it was known to be gone."""
         self.workers.pop(instance_id, None)
+        known = instance_id in self._left
         self._left.add(instance_id)
+        return not known
 
     def failed(self, instance_id: str) -> bool:
         """A worker could not start; False if that was known."""

@@ -85,15 +85,17 @@ def line_of(ledger: Ledger, workers: int, elapsed_s: float, waiting_for: str | N
 
 
 def results_table(ledger: Ledger) -> None:
-    """The table at the end, on stdout: a row per job, in the order of the plan."""
+    """The table at the end, on stdout: a row per (task, model), in the order of the plan."""
     columns = ["task", "model", "status", "scores", "completed", "errored", "total", "time", "tokens", "cost"]
     right = ["completed", "errored", "total", "time", "tokens", "cost"]
-    ui.table(columns, [_row(job) for job in ledger.jobs.values()], right=right)
+    ui.table(columns, [_row(job, ledger.parts_of(job)) for job in ledger.wholes], right=right)
 
 
-def _row(job: JobState) -> list[object]:
+def _row(job: JobState, parts: list[JobState]) -> list[object]:
     done = job.done
-    cost, tokens = job.cost_usd, job.tokens
+    heard = [part for part in parts if part.heard]
+    costs, tokens = [part.cost_usd for part in heard], sum(part.tokens for part in heard)
+    cost = sum(cost for cost in costs if cost is not None) if costs and None not in costs else None
     if done is None:
         return [
             job.spec.name,
@@ -116,7 +118,7 @@ def _row(job: JobState) -> list[object]:
         done.samples.completed,
         done.samples.errored,
         done.samples.total,
-        ui.seconds_text(job.spent_s),
+        ui.seconds_text(sum(part.spent_s for part in parts)),
         tokens,
         ui.money_text(cost),
     ]

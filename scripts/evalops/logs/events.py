@@ -85,6 +85,14 @@ class Progress:
             job.last = when(event) or job.last
         return progress
 
+    def together(self, job_ids: Iterable[str]) -> JobProgress | None:
+        """What these jobs (the shards of one task, say) have told, as of one; None when they have told nothing."""
+        seen = [self.jobs[job_id] for job_id in job_ids if job_id in self.jobs]
+        if not seen:
+            return None
+        results = {key: good for job in seen for key, good in job.results.items()}
+        return JobProgress(results=results, last=max((job.last for job in seen if job.last), default=None))
+
 
 def when(event: dict[str, Any]) -> datetime | None:
     """An event's time, aware UTC; None when it has none that can be read."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evalops import code, shipping
+from evalops.batch import living
 from evalops.fleet.ownership import controller_name
 from evalops.inspect_options import TypedArguments, changes_results, without_base_url
 from evalops.logs import rows
@@ -23,7 +24,7 @@ from evalops.logs.summarise import derived
 from evalops.logs.survey import process_alive
 from evalworker.arguments import CannotEncode, decode, encode
 from evalworker.contract import layout
-from evalworker.contract.documents import Control, JobSpec, Manifest
+from evalworker.contract.documents import Control, JobSpec, Manifest, wholes
 from evalworker.contract.wire import now
 from evalworker.storage import Missing, Storage, StorageError
 
@@ -52,7 +53,7 @@ class Submission:
 
 def differences(manifest: Manifest, jobs: Sequence[JobSpec]) -> list[str]:
     """How a retry differs from the run: one clause each; a subset of its jobs is no difference."""
-    planned = {job.job_id: job for job in manifest.jobs}
+    planned = {job.job_id: job for job in wholes(manifest.jobs)}
     found = [f"{job.task} with {job.model} is not part of it" for job in jobs if job.job_id not in planned]
     if found:
         known = sorted({f"{job.task} with {job.model}" for job in manifest.jobs})
@@ -83,7 +84,10 @@ def living_owner(storage: Storage, run_id: str) -> str | None:
     """Why the run must be left alone, None when nobody is running it: two owners of one directory steal from each other."""
     control = _last_control(storage, run_id)
     alive, clause = rows.owner(control, now(), process_alive(control.controller) if control else None)
-    return f"{control.controller} is running it ({clause})" if alive and control else None
+    if alive and control:
+        return f"{control.controller} is running it ({clause})"
+    on_batch, clause = living.on_batch(storage, run_id)
+    return clause if on_batch else None
 
 
 def _last_control(storage: Storage, run_id: str) -> Control | None:
@@ -98,6 +102,25 @@ def submit_directory(manifest: Manifest) -> Path | None:
     folder = Path(manifest.code_root or "/") / manifest.submit_dir
     relative_only = manifest.code_root is None and not Path(manifest.submit_dir).is_absolute()
     return None if relative_only or not folder.is_dir() else folder
+
+
+def fetch_partials(place: Place) -> int:
+    """Copy into the run's directory what unfinished jobs have kept elsewhere (an array's children), so that a retry goes on from it.
+
+    A job that has a log in the directory keeps that one: it was published when the job ended. Returns how many logs came.
+    """
+    if place.run_id is None:
+        return 0
+    storage, prefix = place.storage, layout.partials(place.run_id)
+    here = {info.key.removeprefix(place.prefix) for info in storage.list(place.prefix)}
+    came = 0
+    for info in list(storage.list(prefix)):
+        name = info.key.removeprefix(prefix).partition("/")[2]
+        belongs = name.endswith(".eval") or name.startswith(".buffer/")
+        if belongs and name not in here:
+            storage.copy(info.key, place.prefix + name)
+            came += name.endswith(".eval")
+    return came
 
 
 def new_manifest(

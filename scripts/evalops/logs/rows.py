@@ -12,7 +12,7 @@ from typing import Any, Literal
 from evalops.logs import cost
 from evalops.logs.choose import Chosen
 from evalops.logs.facts import Facts, Score
-from evalworker.contract.documents import Control, JobSpec, Manifest
+from evalworker.contract.documents import Control, JobSpec, Manifest, wholes
 from evalworker.contract.jsonio import canonical
 
 State = Literal["waiting", "running", "success", "partial", "error", "cancelled", "dead", "unreadable"]
@@ -245,8 +245,8 @@ def shorten(text: str, limit: int = 120) -> str:
 
 
 def plan_of(manifest: Manifest | None) -> list[JobSpec]:
-    """The planned jobs, [] without a manifest."""
-    return list(manifest.jobs) if manifest else []
+    """The planned jobs, one for each (task, model); [] without a manifest."""
+    return wholes(manifest.jobs) if manifest else []
 
 
 def headline(found: Sequence[Row], around: Surroundings, run_id: str | None) -> str:
@@ -287,4 +287,6 @@ def _quiet(age_s: float | None) -> str:
 def _retry_command(run_id: str, backend: str) -> str:
     if backend in ("ec2", "local"):
         return f"`ct run eval --run-id {run_id}` or `ies run local --run-id {run_id}`"
+    if backend == "batch":
+        return f"`ies run aws --run-id {run_id}` or `ies run local --run-id {run_id}`"
     return f"`ies run local --run-id {run_id}`"

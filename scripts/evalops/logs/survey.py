@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypeVar
 
+from evalops.batch import living
 from evalops.logs import cost
 from evalops.logs import rows as state
 from evalops.logs.cache import FactsCache
@@ -19,7 +20,7 @@ from evalops.logs.events import Progress, read_events
 from evalops.logs.places import Place
 from evalops.logs.reading import Directory, list_directory, read_all
 from evalworker.contract import layout
-from evalworker.contract.documents import Control, JobDone, JobSpec, Manifest
+from evalworker.contract.documents import Control, JobDone, JobSpec, Manifest, wholes
 from evalworker.contract.wire import Unreadable, Wire, now
 from evalworker.storage import Denied, Info, Missing, Storage, StorageError
 
@@ -71,6 +72,9 @@ def survey(
         control = document(place.storage, layout.control(place.run_id), Control, problems)
     alive, owner = state.owner(control, clock(), process_alive(control.controller) if control else None)
     chosen = choose(listed)
+    if manifest is not None and place.run_id is not None and not alive and _open_on_batch(manifest, chosen):
+        on_batch = living.on_batch(place.storage, place.run_id)
+        alive, owner = (alive, owner) if on_batch[0] is None else on_batch
     if place.run_id is not None and manifest is not None:
         jobs = _jobs(place.storage, place.run_id, manifest, chosen, problems)
     around = state.Surroundings(
@@ -82,6 +86,12 @@ def survey(
         backend=manifest.backend if manifest else "",
     )
     return Survey(place, directory, chosen, state.rows(chosen, around, price_of), around, manifest, control, problems)
+
+
+def _open_on_batch(manifest: Manifest, chosen: list[Chosen]) -> bool:
+    """Whether a run went to AWS Batch and its logs alone do not tell that it is over."""
+    over = [one for one in chosen if one.log.facts.status in ("success", "error", "cancelled")]
+    return manifest.backend == "batch" and len(over) < len(manifest.jobs)
 
 
 def document(storage: Storage, key: str, kind: type[D], problems: list[str]) -> D | None:
@@ -127,7 +137,7 @@ def _jobs(
     storage: Storage, run_id: str, manifest: Manifest, chosen: list[Chosen], problems: list[str]
 ) -> list[state.Job]:
     """The planned jobs; of those that have no log, what the fleet's own objects say of them."""
-    jobs = [state.Job(spec) for spec in manifest.jobs]
+    jobs = [state.Job(spec) for spec in wholes(manifest.jobs)]
     bare = [job for job in jobs if not any(state.fits(job.spec, one.log.facts) for one in chosen)]
     if not bare:
         return jobs
@@ -153,12 +163,13 @@ def _tell(
         if done is not None:
             said = done.attempt_done
             why = said.failure_category if said.failure_category != said.status else said.error_summary
-            counts = said.samples
+            unmerged = progress.together(spec.merges) if said.log is None else None
+            counts = unmerged or said.samples
             ended = f"{said.status}: {why or said.error_summary or 'no log'}"
             return replace(job, ended=ended, completed=counts.completed, errored=counts.errored)
     unfinished = list_directory(storage, layout.partial(run_id, spec.job_id)).logs
     best = choose(read_all(storage, unfinished)) if unfinished else []
-    seen = progress.jobs.get(spec.job_id)
+    seen = progress.together([spec.job_id, *spec.merges])
     job = replace(job, partial=best[0] if best else None)
     return replace(job, completed=seen.completed, errored=seen.errored, last=seen.last) if seen else job
 

@@ -23,3 +23,9 @@ data "aws_iam_policy_document" "bucket" {
     }
   }
 }
+
+# The worker image of this checkout, on this machine.
+locals {
+  batch_pushed = true
+  batch_image  = "inspect-fleet-worker:test"
+}

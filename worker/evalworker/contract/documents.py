@@ -3,11 +3,21 @@
 Each is one JSON object. Values that change are written whole; who may write which is said in each docstring.
 """
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Literal
 
+from evalworker.contract.ids import SampleId
 from evalworker.contract.messages import AttemptDone
 from evalworker.contract.wire import Part, Wire
+
+
+class Shard(Part):
+    """A slice of a task's samples: number `index` (from 0) of `of`. `ids` are its samples', in the dataset's order."""
+
+    index: int
+    of: int
+    ids: list[SampleId]
 
 
 class JobSpec(Part):
@@ -15,6 +25,9 @@ class JobSpec(Part):
 
     `task` is what Inspect is given (a registry name, or `file.py@name` relative to the submit directory); `name` is the
     task's own name; `task_args` and `model_args` are typed values; `samples` counts (sample × epoch).
+
+    A task that is run in shards has a job for each (`shard`), and one that merges their logs when they have ended: `merges` are their
+    ids, `ids` all samples' in the dataset's order. That one has the id that the task's job has when it is not sharded.
     """
 
     job_id: str
@@ -25,6 +38,19 @@ class JobSpec(Part):
     model_index: int = 0
     samples: int
     epochs: int = 1
+    shard: Shard | None = None
+    merges: list[str] = []
+    ids: list[SampleId] = []
+
+
+def wholes(jobs: Iterable[JobSpec]) -> list[JobSpec]:
+    """The jobs that stand for a (task, model): all but shards."""
+    return [job for job in jobs if job.shard is None]
+
+
+def total_samples(jobs: Iterable[JobSpec]) -> int:
+    """Samples × epochs of all jobs."""
+    return sum(job.samples for job in wholes(jobs))
 
 
 Market = Literal["spot", "on-demand"]
@@ -87,7 +113,8 @@ class Limits(Part):
 
     `controller_silent_s`: with a budget, no job is taken when the controller has been silent for so long, because nobody counts the
     money. `disk_free_min`: bytes that must be free for a job to be taken. `hung_after_s`, `on_hung`: a sample in which nothing has
-    happened for so long is reported, or ended with an error too.
+    happened for so long is reported, or ended with an error too. `fleet_connections`: model connections of all running jobs
+    together, None where each has as many as Inspect gives it.
     """
 
     concurrency_per_worker: int = 10
@@ -102,6 +129,7 @@ class Limits(Part):
     disk_free_min: int = 1_000_000_000
     hung_after_s: float = 1800.0
     on_hung: Literal["wait", "error"] = "wait"
+    fleet_connections: int | None = None
 
 
 class Guards(Part):
@@ -127,6 +155,7 @@ class Control(Wire):
     `at_once`, without letting jobs flush); `ended`. `beat` is the controller's last sign of life; `round` is the current one,
     messages of older rounds are deleted. `ct fleet stop` alone writes it from outside. `rate_limited` and `waiting_for` are what the
     controller last heard and knew, for whoever only looks; `outcome` is how the fleet ended, as in its `fleet_summary`.
+    `connections` are the shares of `fleet_connections`, `pressure` the rate-limited model calls, by worker.
     """
 
     type: Literal["control"] = "control"
@@ -142,6 +171,8 @@ class Control(Wire):
     guards: Guards = Guards()
     rate_limited: int = 0
     waiting_for: str | None = None
+    connections: dict[str, int] = {}
+    pressure: dict[str, int] = {}
     outcome: str | None = None
 
 
@@ -189,6 +220,18 @@ class MachineBook(Wire):
     machines: list[MachineRecord] = []
 
 
+class Timing(Wire):
+    """What one (task, model) took the last time that a fleet ran it whole: seconds of its jobs, over its samples (× epochs)."""
+
+    type: Literal["timing"] = "timing"
+    task: str
+    model: str
+    seconds_per_sample: float
+    samples: int
+    fleet_id: str
+    as_of: datetime
+
+
 class JobDone(Wire):
     """A job has ended for one round. Created once: by the worker that ended it, or by the controller for cancelled jobs."""
 
@@ -198,3 +241,38 @@ class JobDone(Wire):
     round: int
     log: str | None
     attempt_done: AttemptDone
+
+
+class BatchSubmission(Part):
+    """One job as AWS Batch knows it. `offset` is its first job's place in the round, `size` its children (None: a plain job)."""
+
+    job_id: str
+    name: str
+    offset: int = 0
+    size: int | None = None
+
+
+class BatchRound(Part):
+    """One submission of a run to Batch.
+
+    `jobs` are places in the manifest's list; `array` gives each a child and a log directory of its own, else one `eval_set` runs them
+    all. `logs` maps a place to the key of the working log that its child goes on from.
+    """
+
+    number: int
+    queue: str
+    array: bool = False
+    jobs: list[int]
+    logs: dict[int, str] = {}
+    submissions: list[BatchSubmission] = []
+
+
+class BatchRun(Wire):
+    """What of a run went to Batch; written by who submits. `estate` and `region` say where, `log_group` where its output is."""
+
+    type: Literal["batch"] = "batch"
+    fleet_id: str
+    estate: str
+    region: str
+    log_group: str
+    rounds: list[BatchRound]

@@ -9,6 +9,7 @@ import re
 import time
 
 from evalworker.contract.ids import BadId, check_job_id, check_run_id, slug
+from evalworker.contract.jsonio import canonical
 
 
 def manifest(fleet_id: str) -> str:
@@ -24,6 +25,11 @@ def control(fleet_id: str) -> str:
 def machines(fleet_id: str) -> str:
     """Which EC2 instances the fleet has had, and what they cost."""
     return f"{check_run_id(fleet_id)}/machines.json"
+
+
+def batch(fleet_id: str) -> str:
+    """Which jobs of AWS Batch a run has."""
+    return f"{check_run_id(fleet_id)}/batch.json"
 
 
 def segments(fleet_id: str) -> str:
@@ -96,6 +102,12 @@ def partial(fleet_id: str, job_id: str) -> str:
     return f"{partials(fleet_id)}{check_job_id(job_id)}/"
 
 
+def buffer_of(log: str) -> str:
+    """The key of what Inspect's shared buffer says of the unfinished log of that key (`log_shared`)."""
+    folder, slash, name = log.rpartition("/")
+    return f"{folder}{slash}.buffer/{name.removesuffix('.eval')}/manifest.json"
+
+
 def lane(name: str) -> str:
     """Who owns a lane, until when."""
     return f"lanes/{slug(name)}.json"
@@ -103,6 +115,12 @@ def lane(name: str) -> str:
 
 LANES = "lanes/"
 """The prefix of all lane records."""
+
+
+def timing(task: str, model: str) -> str:
+    """What a sample of this task with this model took, the last time it was run whole."""
+    identity = hashlib.sha256(canonical([task, model]).encode("ascii")).hexdigest()[:16]
+    return f"timings/{slug(task.rsplit('/', 1)[-1])}-{identity}.json"
 
 
 def code(digest: str) -> str:

@@ -138,7 +138,8 @@ class AttemptDone(_FromWorker):
 
     `ended`: the job has ended with it (else a retry is due after `retry_after_s`). `kept`: samples taken over from the attempt
     before. `log`: key of the attempt's log; `log_name` is the name that Inspect gave it; `metrics` are its scores as
-    `scorer/metric`. `digest`: of the (id, epoch, uuid) of the log's samples, which the controller compares with its stream. A
+    `scorer/metric`. `shard`: the log is a shard's, which stays
+    under the fleet's prefix. `digest`: of the (id, epoch, uuid) of the log's samples, which the controller compares with its stream. A
     `canary` that passed with its first sample has not ended its job: its log is where the next attempt starts from.
     """
 
@@ -159,6 +160,7 @@ class AttemptDone(_FromWorker):
     log_name: str | None = None
     digest: str | None = None
     canary: bool = False
+    shard: bool = False
 
 
 class Warning_(_FromWorker):

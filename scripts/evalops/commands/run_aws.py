@@ -1,0 +1,334 @@
+"""`ies run aws`: tasks and models as a job of AWS Batch, or (with --array) a child of one for each."""
+
+import contextlib
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from evalops import code, planner, shipping, ui
+from evalops.batch import record, request
+from evalops.commands import batch as following
+from evalops.commands.options import refused
+from evalops.commands.params import Duration, RunId
+from evalops.ec2 import preflight
+from evalops.fleet import preflight as run_checks
+from evalops.infra.estate import Estate
+from evalops.inspect_options import InspectCommand, TypedArguments, typed_arguments, typed_options
+from evalops.logs import local_run, places
+from evalops.logs import rows as log_rows
+from evalops.logs.metadata import Models
+from evalops.logs.survey import survey
+from evalops.settings import Settings, settings
+from evalworker import aws, prices
+from evalworker.arguments import encode
+from evalworker.aws import ServiceError
+from evalworker.contract import layout
+from evalworker.contract.documents import BatchRound, BatchRun, JobSpec, Manifest
+from evalworker.contract.ids import new_run_id
+from evalworker.contract.wire import now
+from evalworker.storage import Storage
+
+_STAY = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+
+
+@click.command(name="aws", cls=InspectCommand)
+@click.option("--array", is_flag=True, help="A job for each task and model (an array) instead of one for all.")
+@click.option("--vcpus", type=click.IntRange(1), help="vCPUs of each job (default: the estate's).")
+@click.option(
+    "--memory", type=click.IntRange(4), metavar="MIB", help="Memory of each job in MiB (default: the estate's)."
+)
+@click.option("--spot", "market", flag_value="spot", help="On spot hosts (the default).")
+@click.option("--on-demand", "market", flag_value="on-demand", help="On on-demand hosts.")
+@click.option("--queue", metavar="QUEUE", help="A queue of the estate by its name, in place of --spot and --on-demand.")
+@click.option("--job-timeout", type=Duration(), help="The longest that one attempt of a job may run (from 60s on).")
+@click.option("--monitor", is_flag=True, help="Follow the job to its end: states, log lines, results, the table.")
+@click.option(
+    "--runnable-timeout", type=Duration(), help="With --monitor: terminate a job that waits for a host for so long."
+)
+@click.option("--run-id", type=RunId(), help="Submit this run again: only what has not completed runs.")
+@click.option("--force", is_flag=True, help="With --run-id: under another version of Inspect.")
+@click.option("--package", "packages", multiple=True, metavar="REQ", help="A package that the run needs; repeatable.")
+@click.option(
+    "--secret", "secrets", multiple=True, metavar="NAME", help="A key of the estate that must be set; repeatable."
+)
+@click.option("--require-clean", is_flag=True, help="Refuse uncommitted changes, and dependencies without a lock.")
+@click.option(
+    "--json", "json_output", is_flag=True, help="Print a launch record, and with --monitor a done record, as JSON."
+)
+@click.pass_context
+def run_aws(ctx: click.Context, /, **options: Any) -> None:
+    """Run TASKS with every model on AWS Batch; the logs go to logs/working/<RUN_ID>/ of the estate's bucket.
+
+    Prints the RUN_ID, the job's id, and links to the Batch console and to CloudWatch. Takes every option of
+    `inspect eval-set` under its own name.
+    """
+    _check(options)
+    with refused():
+        try:
+            submitted = _submit(ctx, options)
+        except (ServiceError, prices.BadPrices) as error:
+            raise ui.Failure(str(error)) from error
+        if submitted is None:
+            return
+        _tell(submitted, options)
+        if options["monitor"]:
+            following.follow(
+                submitted.estate,
+                submitted.storage,
+                submitted.target,
+                submitted.manifest,
+                options["runnable_timeout"],
+                as_json_=options["json_output"],
+            )
+
+
+def _check(options: dict[str, Any]) -> None:
+    """Refuse options that contradict each other, or that Batch would refuse."""
+    if options["queue"] and options["market"]:
+        ui.fail(f"--queue and --{options['market']} exclude each other")
+    if options["runnable_timeout"] and not options["monitor"]:
+        ui.fail(
+            "--runnable-timeout needs --monitor: without it nobody looks (the estate's own is batch.runnable_minutes)"
+        )
+    shortest = timedelta(seconds=request.SHORTEST_TIMEOUT_S)
+    if options["job_timeout"] is not None and options["job_timeout"] < shortest:
+        ui.fail(f"--job-timeout: Batch takes {request.SHORTEST_TIMEOUT_S} seconds at the least")
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """What was submitted, and where."""
+
+    estate: Estate
+    storage: Storage
+    manifest: Manifest
+    target: record.Target
+
+
+def _submit(ctx: click.Context, options: dict[str, Any]) -> Submitted | None:
+    """Check, plan, ship and submit; None when there is nothing to run."""
+    given = _typed(ctx, options)
+    surroundings, estate = preflight.surroundings(settings())
+    if estate.batch is None:
+        ui.fail(f"the estate {estate.name} was made without Batch: set batch.enabled and run `make apply`")
+    if estate.batch.image is None:
+        ui.fail(
+            "no worker image was pushed for Batch: `make image`, `make push-image`, put the digest into batch.image_digest, `make apply`"
+        )
+    queue = request.queue_of(estate, options["market"], options["queue"])
+    wishes = shipping.Wishes(options["packages"], options["secrets"], options["require_clean"])
+    luggage = shipping.prepare(wishes, "batch", surroundings.estate, Path.cwd(), estate)
+    storage = run_checks.open_root(surroundings)
+    resumed = _resumed(ctx, options, given, storage, surroundings)
+    planned = resumed is None or bool(given.tasks)
+    models = {job.model for job in resumed.jobs} if resumed else {str(getattr(m, "name", m)) for m in given.models}
+    preflight.check_keys(estate, sorted(models), luggage.secrets)
+    if planned and not options["json_output"]:
+        ui.note("loading the tasks …")
+    jobs = _plan(given, luggage) if planned or resumed is None else resumed.jobs
+    if resumed is None:
+        fields = shipping.ship(wishes, luggage, "batch", storage)
+        manifest = _manifest(given, jobs, surroundings, fields)
+        run = BatchRun(
+            fleet_id=manifest.fleet_id,
+            estate=estate.name,
+            region=estate.region,
+            log_group=estate.batch.log_group,
+            rounds=[],
+        )
+    else:
+        run_checks.check_same(resumed, jobs)
+        found = record.read(storage, resumed.fleet_id)
+        if found is None:
+            ui.fail(
+                f"the run {resumed.fleet_id} has lost its {layout.batch(resumed.fleet_id)}: resume it by ies run local"
+            )
+        run = found
+        changed = shipping.ship(wishes, luggage, "batch", storage) if planned else shipping.same_code(luggage, resumed)
+        manifest = resumed.model_copy(update=changed | ({"arguments": encode(_arguments(given))} if planned else {}))
+    shipping.check_no_secret(manifest)
+    round_ = _round(storage, manifest, run, queue, options["array"])
+    if round_ is None:
+        ui.note(f"every job of {manifest.fleet_id} has completed: nothing to run")
+        return None
+    timeout = options["job_timeout"].total_seconds() if options["job_timeout"] else None
+    wanted = request.Wanted(queue, options["array"], options["vcpus"], options["memory"], timeout)
+    made = request.requests(estate, surroundings.root, manifest, round_, wanted)
+    request.check(manifest, made)
+    run = _send(storage, estate, manifest, resumed, run, round_, made)
+    target = record.Target(run.rounds[-1].submissions, run, run.rounds[-1], whole=True)
+    return Submitted(estate, storage, manifest, target)
+
+
+def _typed(ctx: click.Context, options: dict[str, Any]) -> TypedArguments:
+    """What was asked of Inspect. One `eval_set` runs the whole set here, so its display and its clean-up stay Inspect's own."""
+    given = typed_arguments(ctx, resuming=options["run_id"] is not None)
+    if ctx.get_parameter_source("display") not in _STAY:
+        given.arguments["display"] = "plain"
+    if ctx.get_parameter_source("no_retry_cleanup") not in _STAY:
+        given.arguments.pop("retry_cleanup", None)
+    return given
+
+
+def _resumed(
+    ctx: click.Context, options: dict[str, Any], given: TypedArguments, storage: Storage, surroundings: Settings
+) -> Manifest | None:
+    """The manifest of the run that is submitted again; refuses one of another backend, and one that still runs."""
+    if options["run_id"] is None:
+        return None
+    manifest = run_checks.read_manifest(storage, surroundings, options["run_id"])
+    if manifest.backend != "batch":
+        ui.fail(f"the run {manifest.fleet_id} began on {manifest.backend}: {_elsewhere(manifest)}")
+    if not given.tasks and (typed := typed_options(ctx)):
+        ui.fail(f"with --run-id alone the run keeps its own options: to change {typed[0]}, repeat the whole command")
+    if (
+        not given.tasks
+        and given.models
+        and {str(model) for model in given.models} != {job.model for job in manifest.jobs}
+    ):
+        ui.fail(f"the run {manifest.fleet_id} has other models: leave --model away, or start a new run")
+    shipping.check_versions(manifest, force=options["force"])
+    if busy := local_run.living_owner(storage, manifest.fleet_id):
+        ui.fail(f"{busy}; `ies batch terminate-job {manifest.fleet_id}` ends a job of Batch")
+    return manifest
+
+
+def _elsewhere(manifest: Manifest) -> str:
+    if manifest.backend == "ec2":
+        return f"resume it by ct run eval --ec2 --run-id {manifest.fleet_id}"
+    return f"resume it by ies run local --run-id {manifest.fleet_id}"
+
+
+def _plan(given: TypedArguments, luggage: shipping.Luggage) -> list[JobSpec]:
+    try:
+        return planner.plan(
+            given.tasks,
+            given.models,
+            given.arguments,
+            given.result_arguments,
+            Path.cwd(),
+            environment=given.environment,
+            path=luggage.import_path,
+            warn=lambda text: ui.note(f"warning: {text}"),
+        )
+    except planner.PlanError as error:
+        raise ui.Failure(error.sentence, error.exit) from error
+
+
+def _arguments(given: TypedArguments) -> dict[str, Any]:
+    """`eval_set`'s arguments, with prices in the place of the name of their file."""
+    arguments = dict(given.arguments)
+    if found := prices.read(arguments.get(prices.ARGUMENT)):
+        arguments[prices.ARGUMENT] = found
+    return arguments
+
+
+def _manifest(given: TypedArguments, jobs: list[JobSpec], surroundings: Settings, fields: dict[str, Any]) -> Manifest:
+    return Manifest(
+        fleet_id=new_run_id(),
+        created=now(),
+        backend="batch",
+        jobs=jobs,
+        arguments=encode(_arguments(given)),
+        models=encode({"models": given.models})["models"],
+        environment=given.environment,
+        git=code.state(Path.cwd()),
+        owner=surroundings.owner,
+        **fields,
+    )
+
+
+def _round(storage: Storage, manifest: Manifest, run: BatchRun, queue: str, array: bool) -> BatchRound | None:
+    """What this submission runs: everything, or of an array that is submitted again what has not completed. None for nothing."""
+    number = max((each.number for each in run.rounds), default=0) + 1
+    if number == 1:
+        return BatchRound(number=1, queue=queue, array=array, jobs=list(range(len(manifest.jobs))))
+    place = places.of_run(manifest.fleet_id, storage)
+    for said in local_run.clear_the_way(place):
+        ui.note(said)
+    if array != run.rounds[-1].array and not array:
+        local_run.fetch_partials(place)
+    seen = survey(place, Models().price, cached=False)
+    open_, logs = [], {}
+    for index, job in enumerate(manifest.jobs):
+        own = [one for one in seen.chosen if log_rows.fits(job, one.log.facts)]
+        states = {row.state for row in seen.rows if row.log in {one.log.info.key for one in own}}
+        if states == {"success"}:
+            continue
+        open_.append(index)
+        if own and own[0].log.info.key.startswith(place.prefix):
+            logs[index] = own[0].log.info.key
+    if not open_:
+        return None
+    every = open_ if array else list(range(len(manifest.jobs)))
+    return BatchRound(number=number, queue=queue, array=array, jobs=every, logs=logs if array else {})
+
+
+def _send(
+    storage: Storage,
+    estate: Estate,
+    manifest: Manifest,
+    resumed: Manifest | None,
+    run: BatchRun,
+    round_: BatchRound,
+    made: list[request.Request],
+) -> BatchRun:
+    """Write the manifest and submit; when nothing was submitted, nothing stays written."""
+    key = layout.manifest(manifest.fleet_id)
+    if resumed is None:
+        storage.create(key, manifest.to_bytes())
+    else:
+        storage.put(key, manifest.to_bytes())
+    try:
+        return request.submit(aws.client("batch", estate.region), storage, run, round_, made)
+    except BaseException:
+        with contextlib.suppress(ServiceError):
+            if resumed is None:
+                storage.delete(key)
+            else:
+                storage.put(key, resumed.to_bytes())
+        raise
+
+
+def _tell(submitted: Submitted, options: dict[str, Any]) -> None:
+    """The run's id on stdout; job, links and what to type next on stderr."""
+    target, estate = submitted.target, submitted.estate
+    run_id = submitted.manifest.fleet_id
+    if options["json_output"]:
+        ui.emit_json(launch_record(submitted))
+        return
+    click.echo(run_id)
+    assert target.round is not None
+    samples = sum(submitted.manifest.jobs[place].samples for place in target.round.jobs)
+    count = len(target.round.jobs)
+    ui.note(f"queue   {target.round.queue}: {count} task{'s' * (count != 1)} with a model, {samples} samples")
+    following.banner(estate, target)
+    if not options["monitor"]:
+        ui.note(
+            f"watch   ies batch monitor-job {run_id}    or: {following.root_of(estate)}ies status check --run-id {run_id}"
+        )
+    ui.note(f"stop    ies batch terminate-job {run_id}")
+
+
+def launch_record(submitted: Submitted) -> dict[str, Any]:
+    """What was submitted, for programs."""
+    from evalops.batch import names
+
+    place = following.where(submitted.estate)
+    assert submitted.target.round is not None
+    return {
+        "type": "launch",
+        "run_id": submitted.manifest.fleet_id,
+        "round": submitted.target.round.number,
+        "queue": submitted.target.round.queue,
+        "log_dir": submitted.storage.url(layout.working(submitted.manifest.fleet_id).rstrip("/")),
+        "logs": names.logs_link(place.region, place.group),
+        "jobs": [
+            {"job_id": job.job_id, "name": job.name, "size": job.size, "link": names.job_link(place.region, job.job_id)}
+            for job in submitted.target.jobs
+        ],
+    }

@@ -1,0 +1,215 @@
+"""What is asked of Batch: sizes, splits, overrides; and a submission that is refused, doubled or cut short leaves nothing behind."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.stub import ANY, Stubber
+
+from evalops.batch import record, request
+from evalops.batch.request import LARGEST_MANIFEST, Wanted
+from evalops.infra.estate import Batch, Estate, Workers
+from evalops.ui import Failure
+from evalworker import aws
+from evalworker.contract import layout
+from evalworker.contract.documents import BatchRound, BatchRun, BatchSubmission, JobSpec, Manifest
+from evalworker.contract.wire import now
+from evalworker.storage import LocalStorage
+
+RUN = "2026-11-29-14-05-33-1a2b3c4d"
+ROOT = "s3://bucket"
+URL = f"s3://bucket/{RUN}/manifest.json"
+QUEUES = {"spot": "inspect-fleet-default-spot", "on-demand": "inspect-fleet-default-on-demand"}
+NOBODY = Workers(launch_templates={}, images={}, instance_types={}, subnets=[], role="r", max_lifetime_minutes=1)
+ESTATE = Estate(
+    name="default", account="1", region="us-east-1", bucket="bucket", lanes={}, secrets={}, topic="t", metrics="m",
+    repository="r", workers=NOBODY,
+    batch=Batch(queues=QUEUES, job_definition="inspect-fleet-default-worker", log_group="/g", image="i"),
+)  # fmt: skip
+
+
+def manifest(jobs: int, **arguments: Any) -> Manifest:
+    specs = [
+        JobSpec(job_id=f"{n:016x}", task="t.py@t", name="t", model=f"m/{n}", model_index=n, samples=1)
+        for n in range(jobs)
+    ]
+    return Manifest(
+        fleet_id=RUN, created=now(), backend="batch", jobs=specs, arguments=arguments, models=[], submit_dir="."
+    )
+
+
+def made(jobs: int, array: bool, **wanted: Any) -> list[request.Request]:
+    round_ = BatchRound(number=1, queue=QUEUES["spot"], array=array, jobs=list(range(jobs)))
+    return request.requests(ESTATE, ROOT, manifest(jobs), round_, Wanted(QUEUES["spot"], array, **wanted))
+
+
+def test_only_the_manifests_url_goes_to_batch() -> None:
+    (one,) = made(4, array=False)
+    assert one.call == {
+        "jobName": f"t-m-0-and-3-more-{RUN}-r1",
+        "jobQueue": QUEUES["spot"],
+        "jobDefinition": "inspect-fleet-default-worker",
+        "containerOverrides": {"command": ["python", "-P", "-m", "evalworker.batch_job", URL, "--round", "1"]},
+    }
+    assert (one.offset, one.size) == (0, None)
+
+
+def test_what_the_user_wants_of_the_machine() -> None:
+    (one,) = made(1, array=False, vcpus=4, memory=8192, timeout_s=90.0)
+    assert one.call["containerOverrides"]["resourceRequirements"] == [
+        {"type": "VCPU", "value": "4"},
+        {"type": "MEMORY", "value": "8192"},
+    ]
+    assert one.call["timeout"] == {"attemptDurationSeconds": 90}
+
+
+@pytest.mark.parametrize(
+    ("jobs", "parts"),
+    [
+        (1, [(0, None)]),
+        (2, [(0, 2)]),
+        (10_000, [(0, 10_000)]),
+        (10_001, [(0, 10_000), (10_000, None)]),
+        (25_000, [(0, 10_000), (10_000, 10_000), (20_000, 5_000)]),
+    ],
+)
+def test_arrays_of_one_are_plain_jobs_and_large_ones_are_split(jobs: int, parts: list[tuple[int, int | None]]) -> None:
+    found = made(jobs, array=True)
+    assert [(each.offset, each.size) for each in found] == parts
+    assert [each.call.get("arrayProperties") for each in found] == [
+        {"size": size} if size else None for _, size in parts
+    ]
+    assert [each.call["containerOverrides"]["command"][-2:] for each in found] == [
+        ["--child", str(at)] for at, _ in parts
+    ]
+    assert len({each.call["jobName"] for each in found}) == len(found)
+
+
+def test_the_queue() -> None:
+    assert request.queue_of(ESTATE, None, None) == QUEUES["spot"]
+    assert request.queue_of(ESTATE, "on-demand", None) == QUEUES["on-demand"]
+    assert request.queue_of(ESTATE, None, "on-demand") == QUEUES["on-demand"]
+    assert request.queue_of(ESTATE, None, QUEUES["spot"]) == QUEUES["spot"]
+    with pytest.raises(Failure) as caught:
+        request.queue_of(ESTATE, None, "fast")
+    assert caught.value.message == (
+        "--queue fast: the estate default has no such queue, only inspect-fleet-default-spot (spot), "
+        "inspect-fleet-default-on-demand (on-demand)"
+    )
+
+
+def test_a_manifest_that_is_too_large() -> None:
+    large = manifest(1, task_args={"text": "x" * LARGEST_MANIFEST})
+    with pytest.raises(
+        Failure, match=r"^the run's manifest has 33.6 MB and 33.6 MB is the most: put large arguments into a file"
+    ):
+        request.check(large, made(1, array=False))
+
+
+def test_overrides_that_are_too_long() -> None:
+    (one,) = made(1, array=False)
+    one.call["containerOverrides"]["command"].append("x" * 8192)
+    with pytest.raises(Failure, match="Batch takes 8192"):
+        request.check(manifest(1), [one])
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    aws.forget_clients()
+    with Stubber(aws.client("batch", "us-east-1")) as stubber:
+        yield stubber
+        stubber.assert_no_pending_responses()
+    aws.forget_clients()
+
+
+BLANK = BatchRun(fleet_id=RUN, estate="default", region="us-east-1", log_group="/g", rounds=[])
+
+
+def submit(stub: Stubber, storage: LocalStorage, jobs: int = 2, run: BatchRun = BLANK, array: bool = True) -> BatchRun:
+    round_ = BatchRound(number=len(run.rounds) + 1, queue=QUEUES["spot"], array=array, jobs=list(range(jobs)))
+    calls = request.requests(ESTATE, ROOT, manifest(jobs), round_, Wanted(QUEUES["spot"], array))
+    return request.submit(stub.client, storage, run, round_, calls)
+
+
+def accepted(stub: Stubber, job_id: str, retries: int = 0) -> None:
+    answer = {"jobName": "n", "jobId": job_id, "ResponseMetadata": {"RetryAttempts": retries}}
+    named = {"jobName": ANY, "jobQueue": ANY, "jobDefinition": ANY, "containerOverrides": ANY}
+    stub.add_response("submit_job", answer, named | {"arrayProperties": {"size": ANY}})
+
+
+def test_a_submission_is_recorded(stub: Stubber, tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    accepted(stub, "j1")
+    run = submit(stub, storage)
+    assert record.read(storage, RUN) == run
+    assert [(s.job_id, s.size) for s in run.rounds[0].submissions] == [("j1", 2)]
+    accepted(stub, "j2")
+    assert [round_.number for round_ in submit(stub, storage, run=run).rounds] == [1, 2]
+
+
+def test_a_permission_that_lacks_names_the_action_and_leaves_nothing(stub: Stubber, tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    said = "User: arn:aws:iam::1:user/u is not authorized to perform: batch:SubmitJob on resource: arn:aws:batch:us-east-1:1:job-queue/q"
+    stub.add_client_error("submit_job", "AccessDeniedException", said, http_status_code=403)
+    with pytest.raises(Failure) as caught:
+        submit(stub, storage)
+    assert (
+        "AWS Batch took no job (batch:SubmitJob to inspect-fleet-default-spot): access denied" in caught.value.message
+    )
+    assert said in caught.value.message and caught.value.exit_code == 2
+    assert not storage.exists(layout.batch(RUN))
+
+
+def test_a_split_submission_that_breaks_off_is_undone(stub: Stubber, tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    accepted(stub, "first")
+    stub.add_client_error("submit_job", "ClientException", "no", http_status_code=400)
+    ended = {"jobId": "first", "reason": "the rest of its run could not be submitted"}
+    stub.add_response("terminate_job", {}, ended)
+    with pytest.raises(Failure, match="the 1 submitted before it were terminated"):
+        submit(stub, storage, jobs=10_002)
+    assert not storage.exists(layout.batch(RUN))
+
+
+def listed(stub: Stubber, *ids: str) -> None:
+    summaries = [{"jobId": job_id, "jobName": "n"} for job_id in ids]
+    filters = [{"name": "JOB_NAME", "values": [f"t-m-0-and-1-more-{RUN}-r1"]}]
+    stub.add_response("list_jobs", {"jobSummaryList": summaries}, {"jobQueue": QUEUES["spot"], "filters": filters})
+
+
+def test_a_request_that_was_sent_twice_runs_once(stub: Stubber, tmp_path: Path) -> None:
+    accepted(stub, "second", retries=1)
+    listed(stub, "first", "second")
+    stub.add_response("terminate_job", {}, {"jobId": "first", "reason": ANY})
+    run = submit(stub, LocalStorage(tmp_path))
+    assert run.rounds[0].submissions[0].job_id == "second"
+
+
+def test_a_lost_answer_is_looked_up_by_name(stub: Stubber, tmp_path: Path) -> None:
+    stub.add_client_error("submit_job", "InternalError", "lost", http_status_code=500)
+    listed(stub, "there")
+    listed(stub, "there")
+    assert submit(stub, LocalStorage(tmp_path)).rounds[0].submissions[0].job_id == "there"
+    aws.forget_clients()
+
+
+def test_a_run_is_found_by_its_job(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    job = "5b2152b4-7c28-4d95-9303-45ebe8b08a9b"
+    for run, job_id in (("2026-11-29-14-05-33-1a2b3c4d", job), ("2026-11-30-14-05-33-1a2b3c4d", "other")):
+        submission = BatchSubmission(job_id=job_id, name="n", size=3)
+        round_ = BatchRound(number=1, queue="q", array=True, jobs=[0, 1, 2], submissions=[submission])
+        found = BLANK.model_copy(update={"fleet_id": run, "rounds": [round_]})
+        storage.put(layout.batch(run), found.to_bytes())
+    whole = record.target(storage, job)
+    assert whole.run is not None and whole.run.fleet_id == RUN and whole.whole and whole.jobs[0].size == 3
+    child = record.target(storage, f"{job}:2")
+    assert not child.whole and [(each.job_id, each.size) for each in child.jobs] == [(f"{job}:2", None)]
+    assert record.target(storage, RUN).jobs == whole.jobs
+    stranger = record.target(storage, "00000000-0000-4000-8000-000000000000")
+    assert stranger.run is None and stranger.jobs[0].job_id.startswith("0000")
+    for text in ("nonsense", f"{job}:x", "2026-12-01-14-05-33-1a2b3c4d"):
+        with pytest.raises(record.UnknownJob):
+            record.target(storage, text)
