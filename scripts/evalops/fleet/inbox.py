@@ -63,10 +63,11 @@ class Inbox:
         fleet.roster.deaf(time.monotonic())
 
     def _is_early(self, done: AttemptDone) -> bool:
-        """Whether a job has completed of which not all samples have been heard of yet."""
+        """Whether a job has completed of which not all samples have been heard of yet; one without a digest is not compared."""
         job = self._fleet.ledger.jobs.get(done.job_id)
-        completed = done.ended and done.status == "completed" and done.log is not None
-        return completed and job is not None and job.done is None and len(job.said) < done.samples.total
+        if job is None or job.done is not None or not done.ended or done.status != "completed":
+            return False
+        return done.log is not None and done.digest is not None and len(job.said) < done.samples.total
 
     def read(self, body: str) -> FromWorker | None:
         """One message; None for what cannot be read or is another fleet's, which is kept aside."""
