@@ -50,9 +50,13 @@ class Inbox:
                 if message is not None:
                     apply(message)
                 fleet.stream.settle(received.receipt)
-            for end, receipt in ends:
-                apply(end)
-                fleet.stream.settle(receipt)
+            try:
+                while ends:
+                    apply(ends[0][0])
+                    fleet.stream.settle(ends[0][1])
+                    del ends[0]
+            finally:  # what could not be concluded now is tried again
+                self._ends = ends + self._ends
             if heard_all:
                 return
         fleet.roster.deaf(time.monotonic())
