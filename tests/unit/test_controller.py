@@ -1,5 +1,6 @@
 """The controller's decisions at the edges: dead letters of others, an end that cannot be stored at once. No AWS here."""
 
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from evalops.fleet.ledger import Ledger
 from evalops.fleet.stream import EventStream
 from evalops.fleet.view import ProgressLine
 from evalops.fleet.workers import Pool
+from evalworker.aws import Fault
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Manifest
 from evalworker.contract.failures import Category
@@ -158,8 +160,9 @@ def test_an_unreadable_dead_letter_is_kept_aside(controller: Controller) -> None
     assert controller.fleet.storage.get(kept.key).body == b"{nothing"
 
 
-def completed() -> str:
+def completed(**more: Any) -> str:
     done = AttemptDone(
+        **more,
         fleet_id=FLEET,
         instance_id="w",
         ts=now(),
@@ -172,6 +175,44 @@ def completed() -> str:
         samples=SampleCounts(total=1, completed=1),
     )
     return done.to_json()
+
+
+def test_a_job_ends_when_its_log_can_be_had_again(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its results are not given up because storage is away for a moment."""
+    fault = Fault("SlowDown", 503, "slow down", retryable=True)
+    read: list[Exception | list[SampleDone]] = [StorageError("the store is away", fault)] * 2
+    common = {"fleet_id": FLEET, "instance_id": "w", "ts": now(), "round": 2, "job_id": JOB, "attempt": 1}
+    about = {"task": "t", "model": "scripted/good", "sample_id": 1, "epoch": 1, "uuid": "u", "scores": {}}
+    read.append([SampleDone.model_validate(common | about | {"status": "completed"})])
+
+    def found(*_: Any) -> list[SampleDone]:
+        if isinstance(came := read.pop(0), Exception):
+            raise came
+        return came
+
+    monkeypatch.setattr(job_ends, "_read_samples", found)
+    controller.fleet.events.put.append(completed(log="x.eval", digest="other"))  # type: ignore[attr-defined]
+    for _ in range(2):
+        controller.inbox.receive(controller.apply)
+    assert controller.fleet.ledger.jobs[JOB].status == "open"
+    controller.fleet.stream.store()
+    assert controller.fleet.events.deleted == []  # type: ignore[attr-defined]
+    assert controller.run().ending == "complete"
+    lines = [json.loads(text)["type"] for text in controller.fleet.stream.path.read_text().splitlines()]
+    assert lines == ["result", "job_done", "fleet_summary"]
+
+
+def test_a_lane_that_another_fleet_has_by_now_is_not_emptied(controller: Controller) -> None:
+    fleet = controller.fleet
+    fleet.lane = fleet.lane.model_copy(update={"endpoint": None, "fleet_id": FLEET})
+    fleet.jobs.put.append("a job of the other fleet")  # type: ignore[attr-defined]
+    fleet.storage.put(layout.lane("l"), fleet.lane.model_copy(update={"fleet_id": OTHER}).to_bytes())
+    controller.ending._empty_lane()
+    assert fleet.jobs.put == ["a job of the other fleet"]  # type: ignore[attr-defined]
+    fleet.storage.put(layout.lane("l"), fleet.lane.to_bytes())
+    controller.inbox.discard = lambda: None  # type: ignore[method-assign]
+    controller.ending._empty_lane()
+    assert fleet.jobs.put == []  # type: ignore[attr-defined]
 
 
 def test_the_end_is_stored_however_often_storage_fails(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,12 +52,17 @@ class Inbox:
                     apply(message)
                 fleet.stream.settle(received.receipt)
             ends, self._ends = self._ends, []
-            for end, receipt, since in ends:
-                if self._is_early(end) and begun - since < LATE_S:
-                    self._ends.append((end, receipt, since))
-                    continue
-                apply(end)
-                fleet.stream.settle(receipt)
+            try:
+                while ends:
+                    end, receipt, since = ends[0]
+                    if self._is_early(end) and begun - since < LATE_S:
+                        self._ends.append(ends[0])
+                    else:
+                        apply(end)
+                        fleet.stream.settle(receipt)
+                    del ends[0]
+            finally:  # what could not be concluded now is tried again
+                self._ends = ends + self._ends
             if heard_all:
                 return
         fleet.roster.deaf(time.monotonic())

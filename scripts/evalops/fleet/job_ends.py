@@ -11,6 +11,7 @@ from typing import Literal
 from evalops.fleet.fleet import Fleet
 from evalops.fleet.ledger import JobState
 from evalworker import publish
+from evalworker.aws import ServiceError
 from evalworker.contract import layout
 from evalworker.contract.documents import JobDone
 from evalworker.contract.failures import Category
@@ -21,12 +22,19 @@ from evalworker.storage import AlreadyExists
 
 
 def conclude(fleet: Fleet, done: AttemptDone) -> None:
-    """Compare the job's log with the stream and write the job's end."""
+    """Compare the job's log with the stream and write the job's end.
+
+    Raises ServiceError when the log cannot be had now; the job is open as before, and the same call may work later.
+    """
     missing: list[SampleDone] = []
     if done.log is not None and not fleet.ledger.matches(done, _digest_of):
         try:
             missing = _read_samples(fleet, done)
-        except Exception as error:  # a log that cannot be read must not keep the job from ending
+        except Exception as error:
+            if isinstance(error, ServiceError) and (error.retryable or error.credentials):
+                fleet.ledger.jobs[done.job_id].ending = None
+                raise
+            # A log that cannot be read must not keep the job from ending
             fleet.warn(f"the job's log could not be compared: {error}", job_id=done.job_id)
     fleet.stream.append(fleet.ledger.conclude(done, missing))
     fleet.roster.ended(done.job_id)
