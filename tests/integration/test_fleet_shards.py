@@ -147,6 +147,11 @@ def test_a_sharded_run_that_was_interrupted_gives_the_dashboard_of_one_that_was_
     check(stopped)
     assert stopped.code == 130, err
     assert not stopped.working
+    refused = words(folder, "ies", "run", "local", "--run-id", stopped.fleet_id)
+    assert refused.returncode == 2, refused.stderr
+    assert f"`ct run eval --run-id {stopped.fleet_id}` goes on from them" in refused.stderr
+    [kept] = stopped.of("job_done", task="slow", merged=3)
+    assert kept["samples"]["completed"] == stopped.summary["samples"]["completed"] >= 3
     resumed = run(folder, "--run-id", stopped.fleet_id)
     check(resumed)
     assert resumed.code == 0, resumed.err
