@@ -26,6 +26,11 @@ STORE_BYTES = 1_000_000
 """A segment is stored early when it is this large."""
 
 
+FULL_BYTES = 32_000_000
+FULL_MESSAGES = 50_000
+"""So many bytes, or messages, that wait for a segment are enough: what comes later waits in the queue."""
+
+
 class Fenced(RuntimeError):
     """Another controller writes this fleet's stream: this one must stop."""
 
@@ -35,7 +40,7 @@ class EventStream:
 
     Attributes:
         path: `events.jsonl`.
-        seq: of the last line.
+        seq: of the last line. stored: of the last line that is in a segment.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class EventStream:
         self._receipts: list[str] = []
         self.segment = 0
         self.seq = 0
+        self.stored = 0
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def restore(self) -> Iterator[dict[str, Any]]:
@@ -66,6 +72,7 @@ class EventStream:
                 for event in map(json.loads, body.splitlines()):
                     self.seq = event["seq"]
                     yield event
+        self.stored = self.seq
         self._install(partial)
         self._file = self.path.open("ab", buffering=0)
         fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -115,11 +122,16 @@ class EventStream:
         self._receipts.append(receipt)
 
     @property
+    def full(self) -> bool:
+        """Whether too much waits to be stored: storage has been away for long."""
+        return self._pending_bytes >= FULL_BYTES or len(self._receipts) >= FULL_MESSAGES
+
+    @property
     def due(self) -> bool:
         """Whether it is time to store."""
         if not self._pending and not self._receipts:
             return False
-        return self._pending_bytes >= STORE_BYTES or self._clock() - self._since >= STORE_AFTER_S
+        return self._pending_bytes >= STORE_BYTES or self.full or self._clock() - self._since >= STORE_AFTER_S
 
     def store(self) -> list[str]:
         """Store what is pending as the next segment and return the receipts that may be deleted now.
@@ -137,6 +149,7 @@ class EventStream:
             self.segment += 1
             self._pending.clear()
             self._pending_bytes = 0
+        self.stored = self.seq
         receipts, self._receipts = self._receipts, []
         return receipts
 
