@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalops import planner
-from evalops.fleet import view
+from evalops.commands.run import _at_once
+from evalops.fleet import guards, view
 from evalops.fleet.ledger import Ledger
-from evalops.fleet.merges import Merges
+from evalops.fleet.merges import Merges, at_once
 from evalops.logs import local_run, places, survey
 from evalops.logs.events import Progress
 from evalops.shards import LEAST, Wish, divide, how_many
@@ -162,6 +163,23 @@ def test_a_failed_shard_is_settled_by_a_merge_that_completed() -> None:
     conclude(ledger, end(whole, errored=2))
     assert ledger.count("completed") == 3
     assert ledger.new_round(2) == []
+
+
+def test_a_settled_shard_is_no_canary_that_failed() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    conclude(ledger, end(first, "failed", errored=2))
+    assert guards.canary(ledger.jobs.values()) is not None
+    conclude(ledger, end(second))
+    conclude(ledger, end(whole, errored=2))
+    assert guards.canary(ledger.jobs.values()) is None
+
+
+def test_workers_come_for_what_can_run_and_not_for_merges_that_wait() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    assert (at_once(ledger), _at_once([first, second, whole])) == (2, 2)
+    conclude(ledger, end(first))
+    conclude(ledger, end(second))
+    assert at_once(ledger) == 1
 
 
 def test_a_merge_that_failed_opens_the_shards_with_errors_again() -> None:

@@ -1,9 +1,15 @@
 """When the logs of a task's shards are merged: as soon as the last of them has ended. Pure.
 
-Asked by `dispatch`, which sends the messages. What a merge comes to is the worker's business.
+Asked by `dispatch`, which sends the messages, and by who launches workers. What a merge comes to is the worker's business.
 """
 
 from evalops.fleet.ledger import JobState, Ledger
+
+
+def at_once(ledger: Ledger) -> int:
+    """How many of the open jobs could run now: all but merges that wait for their shards. What workers are launched for."""
+    merges = Merges(ledger)
+    return sum(merges.ready(job) for job in ledger.open_jobs)
 
 
 class Merges:

@@ -18,13 +18,14 @@ Fate = Literal["done", "failed boot", "lost"]
 
 @dataclass
 class Seen:
-    """What is known of one worker. `limited`: rate-limited model calls of what runs."""
+    """What is known of one worker. `limited`: rate-limited model calls of what runs; `refused`: of all that it has run."""
 
     online: bool = False
     beat: float = 0.0
     slots: int = 1
     running: frozenset[str] = frozenset()
     limited: int = 0
+    refused: int = 0
 
 
 @dataclass
@@ -63,6 +64,7 @@ class Roster:
         if (worker := self.workers.get(message.instance_id)) is not None:
             worker.online = True  # it may have come online under an earlier controller
             worker.running, worker.limited = frozenset(message.running), message.rate_limited
+            worker.refused = max(worker.refused, message.refused)
 
     def left(self, instance_id: str) -> None:
         """A worker has said goodbye."""
