@@ -189,6 +189,23 @@ def test_a_job_alone_gets_all_and_gets_it_back(agent: Agent) -> None:
     assert first.shares[-1] == 10
 
 
+def test_a_merge_takes_no_samples_from_its_neighbours(agent: Agent) -> None:
+    agent._specs[JOBS[1]] = agent._specs[JOBS[1]].model_copy(update={"merges": [JOBS[2]]})
+    agent._begin(received(JOBS[1], "r1"))
+    agent._begin(received(JOBS[0], "r0"))
+    merge, job = FakeAttempt.made
+    assert (merge.shares, job.shares) == ([], [10])
+
+
+def test_refused_calls_of_jobs_that_have_ended_still_count(agent: Agent) -> None:
+    agent._begin(received(JOBS[0], "r0"))
+    agent._begin(received(JOBS[1], "r1"))
+    FakeAttempt.made[0].over.set()
+    until(lambda: len(agent._running) == 1, "the first one has ended")
+    beat = agent._heartbeat()
+    assert (beat.rate_limited, beat.refused) == (2, 4)
+
+
 def test_messages_of_an_older_round_another_fleet_or_an_unknown_job_are_deleted(agent: Agent) -> None:
     agent._begin(received(JOBS[0], "old", round_=1))
     agent._begin(received(JOBS[0], "foreign", fleet=OTHER, round_=9))

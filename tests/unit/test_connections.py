@@ -7,14 +7,15 @@ from hypothesis import strategies as st
 
 from evalops.commands.fleet import _connections_line
 from evalops.fleet.connections import CALM_S, Connections
-from evalops.fleet.roster import Seen
+from evalops.fleet.roster import Roster, Seen
 from evalworker import inspect_internals
 from evalworker.contract.documents import Control, Limits
+from evalworker.contract.messages import Heartbeat
 from evalworker.contract.wire import now
 
 
-def seen(running: int, limited: int = 0, *, online: bool = True) -> Seen:
-    return Seen(online=online, running=frozenset(str(n) for n in range(running)), limited=limited)
+def seen(running: int, refused: int = 0, *, online: bool = True) -> Seen:
+    return Seen(online=online, running=frozenset(str(n) for n in range(running)), refused=refused)
 
 
 def test_without_a_total_nothing_is_divided() -> None:
@@ -48,16 +49,32 @@ def test_shares_change_as_jobs_and_workers_come_and_go() -> None:
 def test_refused_calls_lower_the_share_of_their_worker_alone_and_calm_brings_it_back() -> None:
     connections = Connections(32)
     shares = []
-    for at, limited in [(0, 0), (1, 3), (2, 3), (3, 5), (3 + CALM_S, 5), (3 + 2 * CALM_S, 0), (4 + 2 * CALM_S, 1)]:
-        connections.look({"a": seen(1, limited), "b": seen(1)}, at)
+    for at, refused in [(0, 0), (1, 3), (2, 3), (3, 5), (3 + CALM_S, 5), (3 + 2 * CALM_S, 5), (4 + 2 * CALM_S, 6)]:
+        connections.look({"a": seen(1, refused), "b": seen(1)}, at)
         shares.append((connections.shares["a"], connections.shares["b"]))
     assert shares == [(16, 16), (8, 16), (8, 16), (4, 16), (5, 16), (6, 16), (3, 16)]
     for at in range(100, 2000, 40):
-        connections.look({"a": seen(1, 1), "b": seen(1)}, at)
+        connections.look({"a": seen(1, 6), "b": seen(1)}, at)
     assert connections.shares == {"a": 16, "b": 16}
-    for limited in range(2, 50):
-        connections.look({"a": seen(1, limited), "b": seen(1)}, 3000)
+    for refused in range(7, 55):
+        connections.look({"a": seen(1, refused), "b": seen(1)}, 3000)
     assert connections.shares == {"a": 1, "b": 16}
+
+
+def test_refusals_count_though_another_job_has_ended_and_beats_are_late() -> None:
+    """In a beat 5 calls of an ended job go and 3 of another come: what runs has fewer than before."""
+
+    def beat(limited: int, refused: int) -> Heartbeat:
+        about = {"fleet_id": "2026-11-29-14-05-33-1a2b3c4d", "instance_id": "a", "ts": now(), "load": 0}
+        return Heartbeat(**about, running=["1"], disk_free=1, memory_free=1, rate_limited=limited, refused=refused)
+
+    roster, connections, shares = Roster(), Connections(16), []
+    roster.heard("a", 0)
+    for limited, refused in [(0, 0), (5, 5), (3, 8), (5, 5), (3, 8)]:
+        roster.beat(beat(limited, refused))
+        connections.look(roster.workers, 1)
+        shares.append(connections.shares["a"])
+    assert shares == [16, 8, 4, 4, 4]
 
 
 def test_the_limit_of_a_models_connections_changes_while_it_runs_and_no_other_does() -> None:

@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 from inspect_ai import eval as inspect_eval
+from inspect_ai import eval_set
 
 from evalworker import inspect_internals, merge_job, streamer
 from evalworker.contract.documents import JobSpec, Shard
 from evalworker.contract.failures import EXIT_CONFIG, Category, JobEvidence, judge
 from evalworker.job import SHARDS, AgentLine, JobEnd, Order, _left_to_the_merge, selection_of
+from evalworker.reopen import reopen
 from evalworker.results import Origin, read_log
 from evalworker.streamer import Streaming
+from evalworker.verdict import Ending, summary_of
 
 CASES = Path(__file__).parents[1] / "tasks" / "metric_cases.py"
 IDS: list[int | str] = list(range(1, 10))
@@ -91,6 +94,9 @@ def test_errors_are_judged_on_the_whole(tmp_path: Path, allowed: float, category
     """Samples 1, 4 and 7 fail: all of the first shard, a third of the whole."""
     end, status = merged(tmp_path, "errors_allowed", [0, 1, 2], fail_on_error=allowed)
     assert (end.samples.errored, verdict(end, status)) == (3, category)
+    if category is not None:
+        said = summary_of(Ending(end, status), category)
+        assert said == "TooManyErrors: 3 of 9 samples errored, for example ValueError('sample 1 cannot be solved')"
 
 
 def test_a_shard_leaves_a_number_of_errors_to_the_merge_and_all_else_to_nobody(tmp_path: Path) -> None:
@@ -107,6 +113,31 @@ def test_a_shard_leaves_a_number_of_errors_to_the_merge_and_all_else_to_nobody(t
     assert not left("errors_allowed", 5, fail_on_error=0.25)  # one has not been run
     assert not left("errors_allowed", 4, fail_on_error=True)
     assert not left("numbers", 4, fail_on_error=0.25)  # nothing to leave
+
+
+def test_a_shard_that_is_opened_again_runs_its_errored_samples_alone(tmp_path: Path) -> None:
+    """One of three errored, which is few enough for the shard."""
+    given: dict[str, Any] = {"model": "none", "sample_id": [1, 2, 3], "continue_on_fail": True, "display": "none"}
+    given |= {"log_dir": str(tmp_path), "ctl_server": False}
+    [log] = inspect_eval(f"{CASES}@errors_allowed", **given)
+    assert log.status == "success"
+    path = Path(log.location.removeprefix("file://"))
+    before = read_log(path)
+    assert reopen(tmp_path) == [path]
+    assert reopen(tmp_path) == []
+    marked = read_log(path)
+    assert (marked.header.status, marked.header.results, marked.digest) == (
+        "error",
+        before.header.results,
+        before.digest,
+    )
+    [again] = eval_set(f"{CASES}@errors_allowed", retry_attempts=0, **given)[1]
+    assert Path(again.location.removeprefix("file://")) != path
+    uuids = [
+        {summary.id: summary.uuid for summary in each.summaries}
+        for each in (before, read_log(again.location.removeprefix("file://")))
+    ]
+    assert {id_ for id_, uuid in uuids[0].items() if uuids[1][id_] != uuid} == {1}
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,23 @@
 
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from evalops.commands import detach, fleet, follow
+from evalops.commands import detach, fleet, follow, run
 from evalops.fleet.guards import Verdict
+from evalops.fleet.request import Request
 from evalops.fleet.stream import Fenced
 from evalops.settings import Settings
 from evalops.ui import EXIT_LEFT_RUNNING, Failure
-from evalworker.storage import StorageError
+from evalworker.contract import layout
+from evalworker.contract.documents import Control, JobSpec, Limits, Manifest, Shard
+from evalworker.contract.wire import now
+from evalworker.storage import LocalStorage, StorageError
 
 FLEET = "2026-11-29-14-05-33-1a2b3c4d"
 SURROUNDINGS = Settings(root="/somewhere", bucket=None, estate="default", owner="me")
@@ -104,3 +109,40 @@ def test_a_fleet_that_could_not_be_stopped_is_said_to_run_on(
         fleet.fleet.main(["stop", FLEET], standalone_mode=False)
     assert failed.value.exit_code == EXIT_LEFT_RUNNING
     assert said in failed.value.message
+
+
+def test_a_resume_keeps_its_model_connections_and_too_few_are_refused(tmp_path: Path) -> None:
+    shards = [
+        JobSpec(
+            job_id=f"{n:016x}",
+            task="t",
+            name="t",
+            model="m/m",
+            samples=1,
+            shard=Shard(index=n, of=4, ids=[n]),
+        )
+        for n in range(4)
+    ]
+    merge = JobSpec(job_id="f" * 16, task="t", name="t", model="m/m", samples=4, merges=[one.job_id for one in shards])
+    manifest = Manifest(
+        fleet_id=FLEET,
+        created=now(),
+        backend="local",
+        jobs=[*shards, merge],
+        arguments={},
+        models=["m"],
+        submit_dir=".",
+    )
+    storage = LocalStorage(tmp_path)
+    limits = Limits(fleet_connections=3)
+    control = Control(fleet_id=FLEET, round=1, state="ended", deadline=now(), beat=now(), limits=limits)
+    storage.put(layout.control(FLEET), control.to_bytes())
+    request = Request(workers=8, slots=2)
+    assert run._as_before(replace(request, connections=7), storage, manifest).connections == 7
+    kept = run._as_before(request, storage, manifest)
+    assert kept.connections == 3
+    with pytest.raises(Failure, match="--fleet-connections 3 is less than the 4 jobs that may run at once"):
+        run._check_connections({"ec2": False}, kept, manifest)
+    assert run._check_connections({"ec2": False}, replace(kept, connections=4), manifest) == 4
+    with pytest.raises(Failure, match="is less than the 16 jobs"):
+        run._check_connections({"ec2": False}, kept, None)

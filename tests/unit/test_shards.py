@@ -8,14 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalops import planner
-from evalops.fleet import view
+from evalops.commands.run import _at_once
+from evalops.fleet import guards, view
 from evalops.fleet.ledger import Ledger
-from evalops.fleet.merges import Merges
-from evalops.logs import survey
+from evalops.fleet.merges import Merges, at_once
+from evalops.logs import local_run, places, survey
 from evalops.logs.events import Progress
 from evalops.shards import LEAST, Wish, divide, how_many
 from evalworker.contract import layout
-from evalworker.contract.documents import JobDone, JobSpec, Shard, total_samples, wholes
+from evalworker.contract.documents import JobDone, JobSpec, Manifest, Shard, total_samples, wholes
 from evalworker.contract.failures import Category
 from evalworker.contract.messages import AttemptDone, SampleCounts, SampleDone
 from evalworker.contract.wire import now
@@ -136,6 +137,14 @@ def test_a_merge_is_released_once_when_its_last_shard_has_ended() -> None:
     assert Merges(ledger).release() == []  # a controller that takes over finds it sent
 
 
+def test_a_controller_releases_a_merge_whose_last_shard_ends_with_the_first_message_that_it_hears() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    conclude(ledger, end(first))
+    merges = Merges(ledger)
+    conclude(ledger, end(second))
+    assert [job.spec for job in merges.release()] == [whole]
+
+
 def test_samples_count_once_and_the_merge_speaks_for_the_whole() -> None:
     ledger, (first, second, whole) = ledger_of()
     conclude(ledger, end(first))
@@ -154,6 +163,23 @@ def test_a_failed_shard_is_settled_by_a_merge_that_completed() -> None:
     conclude(ledger, end(whole, errored=2))
     assert ledger.count("completed") == 3
     assert ledger.new_round(2) == []
+
+
+def test_a_settled_shard_is_no_canary_that_failed() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    conclude(ledger, end(first, "failed", errored=2))
+    assert guards.canary(ledger.jobs.values()) is not None
+    conclude(ledger, end(second))
+    conclude(ledger, end(whole, errored=2))
+    assert guards.canary(ledger.jobs.values()) is None
+
+
+def test_workers_come_for_what_can_run_and_not_for_merges_that_wait() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    assert (at_once(ledger), _at_once([first, second, whole])) == (2, 2)
+    conclude(ledger, end(first))
+    conclude(ledger, end(second))
+    assert at_once(ledger) == 1
 
 
 def test_a_merge_that_failed_opens_the_shards_with_errors_again() -> None:
@@ -253,3 +279,28 @@ def test_a_replayed_stream_gives_the_same_state() -> None:
         again.replay({"fleet_id": "2026-11-29-14-05-33-1a2b3c4d", "ts": now().isoformat()} | event)
     assert [job.status for job in again.jobs.values()] == ["completed"] * 3
     assert again.open_jobs == []
+
+
+def test_what_shards_have_kept_is_no_log_of_the_task_to_a_local_retry(tmp_path: Path) -> None:
+    run_id, storage = "2026-11-29-14-05-33-1a2b3c4d", LocalStorage(tmp_path)
+    _, (first, second, whole) = ledger_of()
+    other = whole.model_copy(update={"job_id": "e" * 16, "merges": [], "ids": [], "name": "other"})
+    manifest = Manifest(
+        fleet_id=run_id,
+        created=now(),
+        backend="local",
+        jobs=[first, second, whole, other],
+        arguments={},
+        models=["m"],
+        submit_dir=".",
+    )
+    storage.put(layout.manifest(run_id), manifest.to_bytes())
+    place = places.of_run(run_id, storage)
+    assert local_run.unmerged(place, manifest, [whole, other]) == []  # nothing would be lost
+    storage.put(layout.partial(run_id, first.job_id) + "x.eval", b"of a shard")
+    storage.put(layout.partial(run_id, first.job_id) + ".buffer/x/manifest.json", b"{}")
+    storage.put(layout.partial(run_id, other.job_id) + "y.eval", b"of a task")
+    assert local_run.unmerged(place, manifest, [other]) == []
+    assert local_run.unmerged(place, manifest, [whole, other]) == ["t with m/m"]
+    assert local_run.fetch_partials(place) == 1
+    assert [info.key for info in storage.list(place.prefix)] == [f"{place.prefix}y.eval"]

@@ -99,6 +99,7 @@ class Agent:
         self._changed = threading.Condition()
         self._leaving: str | None = None
         self._in_flight: int | None = None
+        self._refused = 0
         self._disk_warned = False
         self._refused_since: float | None = None
         self._idle_since = time.monotonic()
@@ -280,6 +281,7 @@ class Agent:
         finally:
             with self._changed:
                 del self._running[receipt]
+                self._refused += attempt.heard.look.rate_limited
                 self._idle_since = time.monotonic()
                 if attempt.has_run:  # what was only published, or refused by storage, says nothing of the load
                     self._adapt(attempt.category)
@@ -288,8 +290,11 @@ class Agent:
                 self._changed.notify_all()
 
     def _share_out(self) -> None:
-        """Divide the samples in flight among the running jobs: a job alone gets all of them, none gets less than one."""
-        running = list(self._running.values())
+        """Divide the samples in flight among the running jobs: a job alone gets all of them, none gets less than one.
+
+        A merge runs none, so it takes nothing from its neighbours.
+        """
+        running = [attempt for attempt in self._running.values() if not attempt.spec.merges]
         total = in_flight_of(self._in_flight, self.limits.concurrency_per_worker)
         connections = self._connections()
         for index, attempt in enumerate(running):
@@ -409,6 +414,8 @@ class Agent:
     def _heartbeat(self) -> Heartbeat:
         with self._changed:
             running = list(self._running.values())
+            limited = sum(attempt.heard.look.rate_limited for attempt in running)
+            refused = self._refused + limited
         hung = self.worker.hung
         return Heartbeat(
             fleet_id=self.config.fleet_id,
@@ -418,7 +425,8 @@ class Agent:
             load=round(os.getloadavg()[0], 2),
             disk_free=shutil.disk_usage(self.config.work).free,
             memory_free=memory_free(),
-            rate_limited=sum(attempt.heard.look.rate_limited for attempt in running),
+            rate_limited=limited,
+            refused=refused,
             waits={attempt.spec.job_id: attempt.waiting_for for attempt in running},
             hung=[hung.popleft() for _ in range(min(MOST_HUNG, len(hung)))],
         )

@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -232,13 +233,20 @@ class Attempt:
         shutil.rmtree(self._dir, ignore_errors=True)
         self._try_once()
 
-    def _published_name(self) -> str | None:
-        """The name of the log that this job published in the round before, if it did not complete."""
+    def _earlier_ends(self) -> Iterator[AttemptDone]:
+        """How this job ended in earlier rounds, the last one first."""
         for round_ in range(self.message.round - 1, 0, -1):
             record = publish.find_done(self.worker.storage, self.message.fleet_id, self.spec.job_id, round_)
-            if record is not None and record.attempt_done.log_name:
-                return record.attempt_done.log_name
-        return None
+            if record is not None:
+                yield record.attempt_done
+
+    def _published_name(self) -> str | None:
+        """The name of the log that this job published in the last round in which it left one."""
+        return next((end.log_name for end in self._earlier_ends() if end.log_name), None)
+
+    def _reopened(self) -> bool:
+        """Whether this is a shard that had completed before its merge found too many errors."""
+        return self.spec.shard is not None and any(end.status == "completed" for end in self._earlier_ends())
 
     def _order(self, log_dir: Path) -> job.Order:
         return job.Order(
@@ -254,6 +262,7 @@ class Attempt:
             share=self.share,
             connections=self.connections,
             canary=self.message.canary,
+            reopened=self._reopened(),
             hung_after_s=self.worker.control.limits.hung_after_s,
             on_hung=self.worker.control.limits.on_hung,
             environment=self.worker.environment,

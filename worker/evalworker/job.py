@@ -49,6 +49,7 @@ ABANDONED_GRACE_S = 20
 class Order:
     """What a job process is told. Everything is plain data, because it crosses a pickle.
 
+    `reopened`: the job has completed in an earlier round, and its errored samples are to run again all the same.
     `secrets`: names of the variables of `environment` whose values are hidden, beside those that look like it.
     """
 
@@ -64,6 +65,7 @@ class Order:
     share: int
     connections: int | None = None
     canary: bool = False
+    reopened: bool = False
     hung_after_s: float = 1800.0
     on_hung: Literal["wait", "error"] = "wait"
     environment: dict[str, str] = field(default_factory=dict, repr=False)
@@ -269,6 +271,10 @@ def _run(order: Order, line: AgentLine) -> tuple[JobEnd, int]:
     streaming.selection = spec.shard.ids if spec.shard else None
     failure: BaseException | None = None
     try:
+        if order.reopened:
+            from evalworker.reopen import reopen
+
+            reopen(log_dir)
         arguments = decode(order.arguments)
         ceiling = arguments.get("max_samples")
         arguments |= {
@@ -400,7 +406,8 @@ def _report(order: Order, streaming: Any, failure: BaseException | None, before:
         "kept": len(carried & {sample_key(s.id, s.epoch) for s in log.completed}),
         "unreported": unreported,
     }
-    if order.spec.shard is not None and _left_to_the_merge(log, order.spec):
+    ran = before is None or log.path != before.path
+    if order.spec.shard is not None and ran and _left_to_the_merge(log, order.spec):
         facts["log_status"] = "success"
     if streaming.cut_short:
         facts |= {"cut_short": True, "log_status": "error" if streaming.errors else "success"}

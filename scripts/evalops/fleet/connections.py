@@ -1,4 +1,4 @@
-"""The model connections of a whole fleet, divided over its workers by the jobs that they run. Pure.
+"""The model connections of a whole fleet (to each model), divided over its workers by the jobs that they run. Pure.
 
 The heartbeat writes the shares into control.json, each worker divides its own over its jobs. A worker whose calls are refused for
 their rate gets less before anybody else does, and its share back step by step. Times are seconds of one monotonic clock, passed in.
@@ -46,12 +46,12 @@ class Connections:
         online = {name: worker for name, worker in seen.items() if worker.online}
         self._workers = {name: self._workers.get(name, _Worker(since=at)) for name in online}
         for name, worker in online.items():
-            self._feel(self._workers[name], worker.limited, at)
+            self._feel(self._workers[name], worker.refused, at)
         before, self.shares = self.shares, self._divide(online)
         return self.shares != before
 
     def _feel(self, worker: _Worker, refused: int, at: float) -> None:
-        """Less after refused calls, more after a calm spell. The count is that of running jobs, so it falls when one ends."""
+        """Less after refused calls, more after a calm spell."""
         if refused > worker.refused:
             worker.part, worker.since = max(LEAST, worker.part * LOWERED), at
         elif worker.part < 1 and at - worker.since >= CALM_S:

@@ -4,6 +4,7 @@ One thread, one loop over its parts: `inbox` (what workers say), `dispatch` (job
 `heartbeat` (what workers are told), `ending` (why and how it is over). No AWS error ends a healthy fleet. Design, section 7.
 """
 
+import contextlib
 import random
 import time
 
@@ -16,6 +17,7 @@ from evalops.fleet.heartbeat import BEAT_S, Heartbeat
 from evalops.fleet.inbox import Inbox
 from evalops.fleet.ledger import Outcome
 from evalops.fleet.staff import Staff
+from evalworker.aws import ServiceError
 from evalworker.contract.events import Event
 from evalworker.contract.messages import (
     AttemptDone,
@@ -53,6 +55,8 @@ class Controller:
         except Left as left:
             return self.ending.leave(str(left))
         finally:
+            with contextlib.suppress(ServiceError):
+                self.dispatch.delete_dead_letters()
             self.inbox.stop()
 
     def close(self, reason: str) -> Verdict:

@@ -27,6 +27,7 @@ class Dispatch:
         self._inbox = inbox
         self._lost_messages = LostMessages()
         self._merges = Merges(fleet.ledger)
+        self._read: list[tuple[int, str]] = []
 
     def send_open_jobs(self) -> None:
         """Send a message for each open job, or for the canaries alone: the start of a round. Raises what cannot be sent."""
@@ -101,12 +102,21 @@ class Dispatch:
                 try:
                     job = self._open_job_of(Job.from_json(received.body))
                 except Unreadable as error:
-                    self._inbox.keep_aside(error)
+                    if not self._inbox.keep_aside(error):
+                        continue
                     job = None
                 if job is not None:
                     why = "its message was received 20 times and no attempt came to an end"
                     job_ends.end_job(fleet, job, "failed", Category.CRASH, why)
-                fleet.dead.delete([received.receipt])
+                self._read.append((fleet.stream.seq, received.receipt))
+            self.delete_dead_letters()
+
+    def delete_dead_letters(self) -> None:
+        """Delete those that have been read, once the segment is stored that tells what they led to. Raises ServiceError."""
+        told = [receipt for seq, receipt in self._read if seq <= self._fleet.stream.stored]
+        if told:
+            self._fleet.dead.delete(told)
+            self._read = self._read[len(told) :]
 
     def _open_job_of(self, message: Job) -> JobState | None:
         """The open job that hangs on this message; None for one of another fleet, an older round or an older attempt.

@@ -41,10 +41,15 @@ class Inbox:
         if self._heard is not None and begun - self._heard > ASLEEP_S:
             fleet.roster.deaf(begun)
         self._heard = begun
+        if fleet.stream.full:  # what is not taken is safe in the queue
+            fleet.roster.deaf(begun)
+            return
         with fleet.surviving("the event queue"):
             messages, heard_all = self._pump.take(LOOK_S) if self._ends else self._pump.take()
             for received in messages:
-                message = self.read(received.body)
+                message, kept = self.read(received.body)
+                if not kept:
+                    continue
                 if isinstance(message, AttemptDone):
                     self._ends.append((message, received.receipt, begun))
                     continue
@@ -74,31 +79,38 @@ class Inbox:
             return False
         return done.log is not None and done.digest is not None and len(job.said) < done.samples.total
 
-    def read(self, body: str) -> FromWorker | None:
-        """One message; None for what cannot be read or is another fleet's, which is kept aside."""
+    def read(self, body: str) -> tuple[FromWorker | None, bool]:
+        """One message, None for what cannot be read or is another fleet's; and False for such a one that could not be kept aside.
+
+        That one must not be deleted: it comes again.
+        """
         try:
             message = read_from_worker(body)
         except Unreadable as error:
-            self.keep_aside(error)
-            return None
+            return None, self.keep_aside(error)
         if message.fleet_id != self._fleet.fleet_id:
-            self._keep_foreign(message)
-            return None
-        return message
+            return None, self._keep_foreign(message)
+        return message, True
 
-    def _keep_foreign(self, message: FromWorker) -> None:
+    def _keep_foreign(self, message: FromWorker) -> bool:
         """A late message of the fleet that had this lane before: kept with that fleet, whose stream has ended."""
-        if isinstance(message, SampleDone | AttemptDone):
-            with self._fleet.surviving("storage"):
-                self._fleet.storage.put(layout.late(message.fleet_id), message.to_bytes())
-            self._fleet.warn(f"a message of the fleet {message.fleet_id} came late and was kept with that fleet")
+        if not isinstance(message, SampleDone | AttemptDone):
+            return True
+        text = f"a message of the fleet {message.fleet_id} came late and was kept with that fleet"
+        return self._keep(layout.late(message.fleet_id), message.to_bytes(), text)
 
-    def keep_aside(self, error: Unreadable) -> None:
-        """An unreadable message is stored for whoever wants to know what it was."""
+    def keep_aside(self, error: Unreadable) -> bool:
+        """An unreadable message is stored for whoever wants to know what it was; whether it is, else it must not be deleted."""
         key = layout.unreadable(self._fleet.fleet_id)
+        text = f"a message could not be read ({error}); it is kept as {key}"
+        return self._keep(key, error.text.encode("utf-8", "backslashreplace"), text)
+
+    def _keep(self, key: str, body: bytes, text: str) -> bool:
         with self._fleet.surviving("storage"):
-            self._fleet.storage.put(key, error.text.encode("utf-8", "backslashreplace"))
-        self._fleet.warn(f"a message could not be read ({error}); it is kept as {key}")
+            self._fleet.storage.put(key, body)
+            self._fleet.warn(text)
+            return True
+        return False
 
     def store(self) -> None:
         """Store the stream's next segment if it is time to, and delete the messages that it tells of."""
@@ -117,5 +129,7 @@ class Inbox:
 
     def discard(self) -> None:
         """Receive no more of a fleet that has ended, and leave nothing received behind in a lane that others will use."""
-        if left := self._pump.stop(wait=True):
-            self._fleet.events.delete([received.receipt for received in left])
+        left = [received.receipt for received in self._pump.stop(wait=True)] + [receipt for _, receipt, _ in self._ends]
+        self._ends = []
+        if left:
+            self._fleet.events.delete(left)

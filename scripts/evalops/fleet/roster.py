@@ -18,13 +18,14 @@ Fate = Literal["done", "failed boot", "lost"]
 
 @dataclass
 class Seen:
-    """What is known of one worker. `limited`: rate-limited model calls of what runs."""
+    """What is known of one worker. `limited`: rate-limited model calls of what runs; `refused`: of all that it has run."""
 
     online: bool = False
     beat: float = 0.0
     slots: int = 1
     running: frozenset[str] = frozenset()
     limited: int = 0
+    refused: int = 0
 
 
 @dataclass
@@ -66,6 +67,7 @@ class Roster:
             worker.running, worker.limited = frozenset(message.running), message.rate_limited
             for job_id in message.running:
                 self._begun.setdefault(job_id, worker.beat)
+            worker.refused = max(worker.refused, message.refused)
 
     def ended(self, job_id: str) -> None:
         """An attempt of this job has ended: the next one begins anew."""

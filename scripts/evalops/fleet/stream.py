@@ -26,6 +26,11 @@ STORE_BYTES = 1_000_000
 """A segment is stored early when it is this large."""
 
 
+FULL_BYTES = 32_000_000
+FULL_MESSAGES = 50_000
+"""So many bytes, or messages, that wait for a segment are enough: what comes later waits in the queue."""
+
+
 class Fenced(RuntimeError):
     """Another controller writes this fleet's stream: this one must stop."""
 
@@ -35,7 +40,7 @@ class EventStream:
 
     Attributes:
         path: `events.jsonl`.
-        seq: of the last line.
+        seq: of the last line. stored: of the last line that is in a segment.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class EventStream:
         self._stored: list[str] = []
         self.segment = 0
         self.seq = 0
+        self.stored = 0
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def restore(self) -> Iterator[dict[str, Any]]:
@@ -68,6 +74,7 @@ class EventStream:
                 for event in map(json.loads, body.splitlines()):
                     self.seq = event["seq"]
                     yield event
+        self.stored = self.seq
         self._install(partial)
         self._file = self.path.open("ab", buffering=0)
         fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -117,6 +124,11 @@ class EventStream:
         self._receipts.append(receipt)
 
     @property
+    def full(self) -> bool:
+        """Whether too much waits to be stored: storage has been away for long."""
+        return self._pending_bytes >= FULL_BYTES or len(self._receipts) >= FULL_MESSAGES
+
+    @property
     def due(self) -> bool:
         """Whether it is time to store."""
         if not self._pending and not self._receipts and not self._going:
@@ -124,6 +136,7 @@ class EventStream:
         return (
             self._going is not None
             or self._pending_bytes >= STORE_BYTES
+            or self.full
             or self._clock() - self._since >= STORE_AFTER_S
         )
 
@@ -143,6 +156,7 @@ class EventStream:
             self.segment += 1
             self._going = None
             self._stored += settled
+        self.stored = self.seq
         receipts = self._stored + self._receipts
         self._stored, self._receipts = [], []
         return receipts
