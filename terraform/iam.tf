@@ -192,7 +192,19 @@ resource "aws_iam_role_policy" "batch_job" {
   count  = local.batch ? 1 : 0
   name   = "batch-job"
   role   = aws_iam_role.batch_job[0].id
-  policy = data.aws_iam_policy_document.runner.json
+  policy = data.aws_iam_policy_document.batch_job.json
+}
+
+# Inspect writes a Batch job's logs to S3 itself. Its first step asks whether the bucket is there: by HeadBucket, which carries no
+# prefix and so never meets the condition of List, then by GetBucketLocation.
+data "aws_iam_policy_document" "batch_job" {
+  source_policy_documents = [data.aws_iam_policy_document.runner.json]
+
+  statement {
+    sid       = "BucketIsThere"
+    actions   = ["s3:GetBucketLocation"]
+    resources = [local.bucket_arn]
+  }
 }
 
 # Researchers: submit, follow, stop and read runs, on EC2 and on Batch.

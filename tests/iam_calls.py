@@ -114,8 +114,7 @@ def _many(value: str | list[str]) -> list[str]:
 
 
 PROBES = {
-    "s3:HeadBucket": "asks whether the bucket exists, for which s3:ListBucket is enough",
-    "s3:GetBucketLocation": "asked by s3fs only after a HeadBucket that failed",
+    "s3:HeadBucket": "asks whether the bucket exists; a Batch job's is refused (its s3:ListBucket has a condition on the prefix)",
     "s3:CreateBucket": "tried by s3fs only where the bucket is missing; nobody but the operator may",
     "s3:DeleteObjects": "without versions, for which s3:DeleteObject is enough",
 }

@@ -203,10 +203,10 @@ def test_the_commands_of_the_page(project: Project) -> None:
     (block,) = re.findall(r"^<!-- run on Batch -->\n```sh\n(.*?)^```$", page, re.M | re.S)
     done = project.start("bash", "-euo", "pipefail", "-c", block)
     assert done.end() == 0, done.said
-    run_id = done.out.splitlines()[0]
+    run_id = done.wait_for(r"^run +(\S+)$")[1]
     assert done.wait_for(r"^job +\S+ \(array of 2\)$") and done.wait_for(r"^state .* succeeded")
     rows = re.findall(r"^arithmetic +scripted/(?:good|refuse) +success +3 ", done.out, re.M)
-    assert len(rows) == 6, "of the run, of the monitor, of the status"
+    assert len(rows) == 4, "of the monitor, of the status"
     assert len(project.logs(run_id)) == 2
     left = project.estate.client("s3").list_objects_v2(Bucket=project.bucket, Prefix=f"partial/{run_id}/")
     assert left["KeyCount"] == 0

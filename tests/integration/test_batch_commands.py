@@ -271,6 +271,26 @@ def test_a_run_is_submitted_again(account: Account) -> None:
     assert models.exit_code == 2 and f"the run {run_id} has other models" in models.stderr
 
 
+def test_a_resume_keeps_the_shape_of_the_run(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = ("--array", "--on-demand", "--vcpus", "3", "--memory", "4096", "--job-timeout", "2h")
+    run_id = run(*SUBMIT, "--model", "scripted/mixed", *shape).stdout.strip()
+    monkeypatch.setenv("INSPECT_EVAL_MODEL", "scripted/refuse")  # a habit of the shell, no wish for this run
+    done = run("run", "aws", "--run-id", run_id)
+    assert done.exit_code == 0, done.output
+    first, second = account.stored(run_id)[1].rounds
+    assert f"ies batch monitor-job {second.submissions[0].job_id}:INDEX    (0 to 1) shows a child's log" in done.stderr
+    fields = ("queue", "array", "vcpus", "memory", "timeout_s")
+    assert [getattr(second, name) for name in fields] == [QUEUES["on-demand"], True, 3, 4096, 7200.0]
+    assert second.submissions[0].size == 2
+    queued = next(job for job in account.jobs() if job["jobId"] == second.submissions[0].job_id)
+    assert queued["jobQueue"].endswith(QUEUES["on-demand"]) and queued["timeout"] == {"attemptDurationSeconds": 7200}
+    done = run("run", "aws", "--run-id", run_id, "--no-array", "--spot", "--vcpus", "1")
+    assert done.exit_code == 0, done.output
+    third = account.stored(run_id)[1].rounds[2]
+    assert [getattr(third, name) for name in fields] == [QUEUES["spot"], False, 1, 4096, 7200.0]
+    assert first.submissions[0].size == 2 and third.submissions[0].size is None
+
+
 def test_list_monitor_and_terminate(account: Account) -> None:
     run_id = run(*SUBMIT).stdout.strip()
     job = account.jobs()[0]["jobId"]

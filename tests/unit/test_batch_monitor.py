@@ -195,6 +195,119 @@ def test_waiting_too_long_terminates(world: World, capsys: pytest.CaptureFixture
     world.nothing_pending()
 
 
+def array(world: World, *children: dict[str, Any], state: str = "PENDING", **counts: int) -> None:
+    """A look at an array and its children."""
+    parent = world.state(state, arrayProperties={"size": len(children), "statusSummary": counts or {"RUNNABLE": 1}})
+    world.answers(parent)
+    world.answers(parent, *children)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"status": "RUNNING"},
+        {"status": "STARTING", "createdAt": 1},
+        {"status": "SUCCEEDED", "stoppedAt": "now"},
+        {"status": "RUNNABLE", "createdAt": 1, "attempts": [{"startedAt": 1, "stoppedAt": "now"}]},
+    ],
+)
+def test_an_array_that_moves_is_not_ended_for_a_child_that_waits(world: World, other: dict[str, Any]) -> None:
+    minute = created(timedelta(minutes=1))
+    if other.get("stoppedAt") == "now":
+        other = other | {"stoppedAt": minute}
+    if "attempts" in other:
+        other = other | {"attempts": [{"startedAt": 1, "stoppedAt": minute}]}
+    waiting = world.state("RUNNABLE", f"{JOB}:0", createdAt=created(timedelta(hours=3)))
+    array(world, waiting, world.state(job=f"{JOB}:1", state=other["status"]) | other)
+    watching = world.monitor(size=2, runnable_timeout=timedelta(minutes=5))
+    watching._cycle()
+    watching._cycle()  # a TerminateJob would meet no answer
+    assert watching._stopped is None
+
+
+def test_an_array_of_which_nothing_has_moved_for_so_long_is_ended(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = [world.state("RUNNABLE", f"{JOB}:{n}", createdAt=created(timedelta(hours=3))) for n in range(2)]
+    array(world, *waiting)
+    world.batch.add_response("terminate_job", {}, {"jobId": JOB, "reason": ANY})
+    watching = world.monitor(size=2, runnable_timeout=timedelta(minutes=5))
+    watching._cycle()
+    watching._cycle()
+    assert watching._stopped == "stopped"
+    assert "ending  the array is terminated: waited in RUNNABLE for longer than 5 m 00 s" in capsys.readouterr().err
+
+
+def test_the_log_of_a_job_that_ended_at_once_is_waited_for(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = {"container": {"logStreamName": "s", "exitCode": 1}, "stoppedAt": created(timedelta(seconds=2))}
+    world.answers(world.state("FAILED", **ended))
+    for _ in range(2):
+        world.logs.add_client_error("get_log_events", "ResourceNotFoundException")
+    world.prints("f/1", "why it failed")
+    for _ in range(6):
+        world.prints("f/1")
+    watching = world.monitor()
+    watching.run()
+    assert "00:00:01 | why it failed" in capsys.readouterr().err
+    assert watching.lines == 1
+
+
+def test_a_log_that_never_comes_is_waited_for_only_so_long(world: World) -> None:
+    ended = {"container": {"logStreamName": "s", "exitCode": 1}, "stoppedAt": created(timedelta(seconds=2))}
+    world.answers(world.state("FAILED", **ended))
+    for _ in range(20):
+        world.logs.add_client_error("get_log_events", "ResourceNotFoundException")
+    watching = world.monitor()
+    assert watching.run().ending == "ended"
+    assert monitor.LATE_S <= world.time < 2 * monitor.LATE_S and watching.lines == 0
+
+
+def test_a_thousand_errors_are_waited_out(world: World) -> None:
+    watching = world.monitor()
+    watching._errors = 1100
+    watching._survive(aws.ServiceError("away", aws.Fault("X", 500, "away", retryable=True)))
+    assert world.time == monitor.SLOWEST_S
+
+
+def test_of_many_failures_at_once_the_first_are_told_with_the_end_of_their_logs(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = [
+        world.state("FAILED", f"{JOB}:{n}", container={"exitCode": 1, "logStreamName": f"s{n}"}) for n in range(7)
+    ]
+    array(world, *failed, FAILED=7)
+    for number in range(monitor.SHOWN):
+        world.prints("f", f"Traceback {number}")
+    watching = world.monitor(size=7)
+    watching._cycle()
+    watching._cycle()
+    said = capsys.readouterr().err
+    assert said.count(" failed: its command failed") == monitor.SHOWN
+    assert "/log-events/s4" in said and "  | Traceback 4" in said and "Traceback 5" not in said
+    world.nothing_pending()
+
+
+def test_a_look_at_the_results_that_takes_long_is_followed_by_a_long_pause(world: World) -> None:
+    class Slow:
+        looks, again = 0, 0
+
+        def poll(self) -> list[Any]:
+            self.looks += 1
+            world.time += 10
+            return []
+
+    slow = Slow()
+    watching = world.monitor()
+    watching._results = slow  # type: ignore[assignment]
+    for _ in range(15):
+        watching._look_at_results()
+        world.time += 2
+    assert slow.looks == 1
+    world.time += 20
+    watching._look_at_results()
+    assert slow.looks == 2
+
+
 def test_what_can_never_start_is_terminated_at_once(world: World) -> None:
     reason = "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - The job's resources do not fit."
     world.answers(world.state("RUNNABLE", statusReason=reason, createdAt=created(timedelta(seconds=5))))
@@ -211,11 +324,12 @@ def test_a_forgotten_job(world: World) -> None:
     assert (outcome.ending, outcome.jobs) == ("forgotten", [])
 
 
-def test_an_array_says_what_failed_and_reads_no_logs(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_array_says_what_failed(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     array = {"size": 2, "statusSummary": {"RUNNING": 2}}
     world.answers(world.state("PENDING", arrayProperties=array))
     failed = world.state("FAILED", f"{JOB}:1", container={"exitCode": 1, "logStreamName": "s"})
     world.answers(world.state("FAILED", arrayProperties=array), world.state("SUCCEEDED", f"{JOB}:0"), failed)
+    world.prints("f", "Traceback")
     outcome = world.monitor(size=2).run()
     said = capsys.readouterr().err
     assert "state   5b2152b4:1  failed: its command failed, or its evaluation has failures (exit 1)" in said
@@ -241,6 +355,48 @@ def test_terminating_waits_for_the_final_state(world: World) -> None:
     )
     assert not was_living and [job.state for job in jobs] == ["SUCCEEDED"]
     world.nothing_pending()
+
+
+def terminating(world: World, *jobs: str) -> tuple[list[Any], bool]:
+    target = Target([BatchSubmission(job_id=job, name="n") for job in jobs], None, None, whole=True)
+    return terminate.terminate(world.batch.client, target, "enough", sleep=world.sleep, clock=lambda: world.time)
+
+
+def throttled(world: World, call: str) -> None:
+    world.batch.add_client_error(call, "TooManyRequestsException", "slow down", http_status_code=429)
+
+
+def test_throttling_while_terminating_is_waited_out(world: World) -> None:
+    throttled(world, "describe_jobs")
+    world.answers(world.state("RUNNING"))
+    throttled(world, "terminate_job")
+    world.batch.add_response("terminate_job", {}, {"jobId": JOB, "reason": "enough"})
+    throttled(world, "describe_jobs")
+    world.answers(world.state("FAILED", isTerminated=True, statusReason="enough"))
+    jobs, was_living = terminating(world, JOB)
+    assert was_living and [job.why for job in jobs] == ["terminated"]
+    world.nothing_pending()
+
+
+def test_each_job_is_told_to_end_although_one_is_refused(world: World) -> None:
+    world.answers(world.state("RUNNING", "a"), world.state("RUNNING", "b"))
+    world.batch.add_client_error("terminate_job", "AccessDeniedException", "no", http_status_code=403)
+    world.batch.add_response("terminate_job", {}, {"jobId": "b", "reason": "enough"})
+    with pytest.raises(
+        ui.Failure, match=r"^the job a cannot be terminated \(batch:TerminateJob\): access denied"
+    ) as caught:
+        terminating(world, "a", "b")
+    assert caught.value.exit_code == ui.EXIT_LEFT_RUNNING
+    world.nothing_pending()
+
+
+def test_what_was_told_to_end_and_cannot_be_looked_at_names_the_call(world: World) -> None:
+    world.answers(world.state("RUNNING"))
+    world.batch.add_response("terminate_job", {}, {"jobId": JOB, "reason": "enough"})
+    world.batch.add_client_error("describe_jobs", "AccessDeniedException", "no", http_status_code=403)
+    with pytest.raises(ui.Failure, match=r"^the jobs were told to end, but cannot be looked at \(batch:Desc") as caught:
+        terminating(world, JOB)
+    assert caught.value.exit_code == ui.EXIT_LEFT_RUNNING
 
 
 def test_a_permission_that_lacks_for_terminating(world: World) -> None:

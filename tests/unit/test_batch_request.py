@@ -1,12 +1,13 @@
 """What is asked of Batch: sizes, splits, overrides; and a submission that is refused, doubled or cut short leaves nothing behind."""
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.stub import ANY, Stubber
 
-from evalops.batch import record, request
+from evalops.batch import living, record, request
 from evalops.batch.request import LARGEST_MANIFEST, Wanted
 from evalops.infra.estate import Batch, Estate, Workers
 from evalops.ui import Failure
@@ -14,7 +15,7 @@ from evalworker import aws
 from evalworker.contract import layout
 from evalworker.contract.documents import BatchRound, BatchRun, BatchSubmission, JobSpec, Manifest
 from evalworker.contract.wire import now
-from evalworker.storage import LocalStorage
+from evalworker.storage import LocalStorage, StorageError
 
 RUN = "2026-11-29-14-05-33-1a2b3c4d"
 ROOT = "s3://bucket"
@@ -193,6 +194,115 @@ def test_a_lost_answer_is_looked_up_by_name(stub: Stubber, tmp_path: Path) -> No
     listed(stub, "there")
     assert submit(stub, LocalStorage(tmp_path)).rounds[0].submissions[0].job_id == "there"
     aws.forget_clients()
+
+
+def in_hand(stub: Stubber, storage: LocalStorage, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The submission of a job breaks off with this, although Batch has taken the job; it is ended."""
+    listed(stub, "taken")
+    stub.add_response("terminate_job", {}, {"jobId": "taken", "reason": "the rest of its run could not be submitted"})
+
+    def broken(**call: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(stub.client, "submit_job", broken)
+    with pytest.raises(type(error)):
+        submit(stub, storage)
+
+
+def test_ctrl_c_leaves_no_job_behind_not_even_the_one_in_hand(
+    stub: Stubber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage = LocalStorage(tmp_path)
+    in_hand(stub, storage, KeyboardInterrupt(), monkeypatch)
+    assert not storage.exists(layout.batch(RUN))
+    assert "nothing was submitted; the 1 submitted before it were terminated" in capsys.readouterr().err
+
+
+def test_a_store_that_fails_after_the_submission_leaves_no_job_behind(
+    stub: Stubber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = LocalStorage(tmp_path)
+    accepted(stub, "j1")
+    stub.add_response("terminate_job", {}, {"jobId": "j1", "reason": ANY})
+
+    def failing(key: str, body: bytes, etag: str) -> str:
+        raise StorageError("S3 is away")
+
+    monkeypatch.setattr(storage, "replace", failing)
+    with pytest.raises(
+        Failure, match=r"^S3 is away; nothing runs on AWS Batch; the 1 submitted before it were terminated"
+    ):
+        submit(stub, storage)
+
+
+def test_each_job_is_recorded_as_it_is_made(stub: Stubber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, seen = LocalStorage(tmp_path), []
+
+    def submit_job(**call: Any) -> dict[str, str]:
+        run = record.read(storage, RUN)
+        assert run is not None
+        seen.append((len(run.rounds[0].names), [each.job_id for each in run.rounds[0].submissions]))
+        return {"jobId": f"j{len(seen)}"}
+
+    monkeypatch.setattr(stub.client, "submit_job", submit_job)
+    submit(stub, storage, jobs=10_002)
+    assert seen == [(2, []), (2, ["j1"])]
+
+
+def test_of_two_who_submit_a_run_again_one_does(stub: Stubber, tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    accepted(stub, "j1")
+    first = submit(stub, storage)
+    accepted(stub, "j2")
+    submit(stub, storage, run=first)
+    for run in (first, BLANK):
+        with pytest.raises(
+            Failure, match=f"^somebody else is submitting the run {RUN} just now: see `ies batch list`$"
+        ):
+            submit(stub, storage, run=run)
+    after = record.read(storage, RUN)
+    assert after is not None and [round_.submissions[0].job_id for round_ in after.rounds] == ["j1", "j2"]
+
+
+def test_the_loser_prepares_nothing(stub: Stubber, tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.put(layout.batch(RUN), BLANK.to_bytes())
+    round_ = BatchRound(number=1, queue="q", jobs=[0])
+    with pytest.raises(Failure, match="somebody else"):
+        request.submit(stub.client, storage, BLANK, round_, made(1, array=False), lambda: pytest.fail("prepared"))
+
+
+def killed(storage: LocalStorage, begun: timedelta, **more: Any) -> None:
+    """The record of a submitter who was killed in the middle of a run's second round."""
+    done = BatchRound(
+        number=1, queue="q", jobs=[0], names=["n1"], submissions=[BatchSubmission(job_id="j1", name="n1")]
+    )
+    cut = BatchRound(number=2, queue="q", array=True, jobs=[0, 1], names=["n2"], begun=now() - begun, **more)
+    storage.put(layout.batch(RUN), BLANK.model_copy(update={"rounds": [done, cut]}).to_bytes())
+
+
+def test_a_job_that_was_not_recorded_is_found_by_its_name(stub: Stubber, tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    killed(storage, timedelta(hours=1))
+    asked = {"jobQueue": "q", "filters": [{"name": "JOB_NAME", "values": ["n2"]}]}
+    summary = {"jobId": "j2", "jobName": "n2", "arrayProperties": {"size": 2}}
+    stub.add_response("list_jobs", {"jobSummaryList": [summary]}, asked)
+    found = record.target(storage, RUN)
+    assert [(job.job_id, job.size) for job in found.jobs] == [("j2", 2)]
+    assert found.round is not None and found.round.number == 2
+    stub.add_response("list_jobs", {"jobSummaryList": [summary]}, asked)
+    required = {"jobArn": "a", "jobQueue": "q", "startedAt": 1, "jobDefinition": "d", "jobName": "n"}
+    stub.add_response("describe_jobs", {"jobs": [required | {"jobId": "j2", "status": "RUNNING"}]}, {"jobs": ["j2"]})
+    assert living.on_batch(storage, RUN)[0] is True, "a resume would run it twice"
+    stub.add_response("list_jobs", {"jobSummaryList": []}, asked)
+    assert [job.job_id for job in record.target(storage, RUN).jobs] == ["j1"], "nothing was sent: the round before"
+
+
+def test_a_run_that_is_just_being_submitted_lives(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    killed(storage, timedelta(seconds=30))
+    alive, clause = living.on_batch(storage, RUN)
+    assert alive and clause.startswith("it is being submitted since ")
 
 
 def test_a_run_is_found_by_its_job(tmp_path: Path) -> None:

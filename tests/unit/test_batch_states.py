@@ -79,6 +79,27 @@ def words(state: str, **more: Any) -> str:
             "failed: it found no host: AWS has no machine of these types free right now; --on-demand may start at once "
             "(CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY)",
         ),
+        (
+            described("FAILED", statusReason="Job attempt duration exceeded timeout", isTerminated=True, container={"exitCode": 137}),
+            "failed: it ran longer than --job-timeout (or the estate's batch.timeout_minutes) (exit 137) "
+            "[Job attempt duration exceeded timeout]",
+        ),
+        (
+            described("FAILED", statusReason="no capacity: try at night", isTerminated=True),
+            "terminated [no capacity: try at night]",
+        ),
+        (
+            described("FAILED", statusReason="see MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT", isTerminated=True),
+            "terminated [see MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT]",
+        ),
+        (
+            described("FAILED", arrayProperties={"size": 5, "statusSummary": {"FAILED": 2, "SUCCEEDED": 3}}),
+            "failed: 2 of 5 children failed",
+        ),
+        (
+            described("FAILED", container={"exitCode": 74}),
+            "failed: its eval ended, but its logs could not be published to S3 (EX_IOERR) (exit 74)",
+        ),
         (described("FAILED", statusReason="Dependent Job failed"), "failed: a job that it depends on failed [Dependent Job failed]"),
         (described("FAILED"), "failed: Batch gives no reason"),
         (

@@ -90,3 +90,10 @@ def test_missing_and_unused() -> None:
     assert "sqs:ReceiveMessage of worker (evalworker)" not in iam_calls.unused(
         {("evalworker", roles, "sqs:ReceiveMessage")}
     )
+
+
+def test_a_batch_job_may_ask_where_its_bucket_is() -> None:
+    """Inspect's `eval_set` on S3 makes its log directory first, which fails where neither of s3fs's two questions is answered."""
+    assert "s3:GetBucketLocation" in iam_calls.actions("batch_job") - iam_calls.actions("worker")
+    assert iam_calls.missing({("s3fs", ("batch_job",), "s3:GetBucketLocation")}) == []
+    assert "s3:GetBucketLocation" not in iam_calls.PROBES

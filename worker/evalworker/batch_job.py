@@ -27,6 +27,7 @@ from evalworker.contract.wire import Unreadable, now
 from evalworker.storage import AlreadyExists, Missing, Storage, StorageError, open_storage
 
 EXIT_FAILURES = 1
+EXIT_STORAGE = 74
 EXIT_INTERRUPTED = 130
 ARRAY_INDEX, ATTEMPT, JOB_ID = "AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ATTEMPT", "AWS_BATCH_JOB_ID"
 
@@ -60,7 +61,9 @@ def say(text: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the job; its exit status: 0 all complete, 1 with failures, 78 for what can never run, 130 interrupted."""
+    """Run the job; its exit status: 0 all complete, 1 with failures, 74 when S3 failed after the eval, 78 for what can never run,
+    130 interrupted.
+    """
     words = sys.argv[1:] if argv is None else argv
     options = _parser().parse_args(words)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -176,6 +179,7 @@ def _evaluate(work: Work) -> int:
     """One `eval_set`, then what came of it: said, recorded, published."""
     from evalworker import batch_logs
 
+    _clear_the_way(work)
     _start_from(work)
     logs = batch_logs.read_directory(work.storage, work.prefix)
     names = {found.key for found in logs}
@@ -187,24 +191,38 @@ def _evaluate(work: Work) -> int:
         eval_set(work)
     except BaseException as error:
         failure = error
-    interrupted = isinstance(failure, KeyboardInterrupt)
+    try:
+        return _judge(work, failure, before, names, time.monotonic() - started)
+    except ServiceError as error:
+        say(f"the eval has ended, but its logs cannot be read or published: {error}")
+        return EXIT_STORAGE
+
+
+def _judge(work: Work, failure: BaseException | None, before: Any, names: set[str], duration_s: float) -> int:
+    """What came of the `eval_set`, by its stored logs: said, recorded and published job by job; the exit status."""
+    from evalworker import batch_logs
+
     logs = batch_logs.read_directory(work.storage, work.prefix)
     after = batch_logs.samples_in(work.storage, logs)
     if before.finished or before.begun:
         total = sum(job.samples for job in work.jobs)
         kept, redone = len(before.kept(after)), before.redone(after)
         say(f"kept {kept} of {total} samples from earlier attempts; {redone} that had begun ran again")
-    ends = [
-        _end_of(work, job, batch_logs.best(logs, job), failure, before, time.monotonic() - started) for job in work.jobs
-    ]
-    cancelled = interrupted or any(end.status == "cancelled" for end in ends)
+    ends = [_end_of(work, job, batch_logs.best(logs, job), failure, before, duration_s) for job in work.jobs]
+    unrecorded = False
     for job, end in zip(work.jobs, ends, strict=True):
-        _conclude(work, job, end, names | {found.key for found in logs})
+        try:
+            _conclude(work, job, end, names | {found.key for found in logs})
+        except ServiceError as error:
+            unrecorded = True
+            say(f"{job.name} with {job.model} has ended, but its end could not be recorded: {error}")
     for end in ends:
         if end.status != "completed":
             say(f"{end.status}: {end.error_summary}")
-    if cancelled:
+    if isinstance(failure, KeyboardInterrupt) or any(end.status == "cancelled" for end in ends):
         return EXIT_INTERRUPTED
+    if unrecorded:
+        return EXIT_STORAGE
     if all(end.status == "completed" for end in ends):
         return 0
     return EXIT_CONFIG if failure is not None and not logs else EXIT_FAILURES
@@ -232,18 +250,30 @@ def eval_set(work: Work) -> None:
     inspect_ai.eval_set(**arguments)
 
 
+def _clear_the_way(work: Work) -> None:
+    """Remove what `ies summarize` has put beside the logs: Inspect takes it for logs and fails. It is made again at the end."""
+    for info in list(work.storage.list(work.prefix)):
+        if info.key.endswith((f".eval{layout.DASHBOARD_SUFFIX}", f".eval{layout.ZIP_SUFFIX}")):
+            work.storage.delete(info.key)
+
+
 def _start_from(work: Work) -> None:
-    """A child whose directory is empty goes on from the log that the run has of it, if it has one."""
+    """A child goes on from the log that the run has of its job, unless its own directory holds one that is as far.
+
+    What is copied is the newest then, and Inspect goes on from the newest.
+    """
+    from evalworker import batch_logs
+
     source = next((work.round.logs.get(i) for i in work.round.jobs if work.manifest.jobs[i] is work.jobs[0]), None)
-    own_directory = work.log_dir != layout.working(work.manifest.fleet_id).rstrip("/")
-    if (
-        source is None
-        or not own_directory
-        or any(info.key.endswith(".eval") for info in work.storage.list(work.prefix))
-    ):
+    if source is None or work.log_dir == layout.working(work.manifest.fleet_id).rstrip("/"):
         return
+    own = batch_logs.best(batch_logs.read_directory(work.storage, work.prefix), work.jobs[0])
+    if own is not None:
+        named = batch_logs.read_one(work.storage, source)
+        if batch_logs.progress(work.storage, named) <= batch_logs.progress(work.storage, own):
+            return
     with contextlib.suppress(Missing):
-        work.storage.copy(source, work.prefix + source.rsplit("/", 1)[-1])
+        batch_logs.copy(work.storage, source, work.prefix + source.rsplit("/", 1)[-1])
 
 
 def _end_of(

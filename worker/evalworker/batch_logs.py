@@ -102,6 +102,29 @@ def buffered(storage: Storage, log: str) -> list[dict[str, Any]]:
         return []
 
 
+def read_one(storage: Storage, key: str) -> Found | None:
+    """One log, None when it is not there or cannot be read."""
+    try:
+        return Found(key, read_log(storage.url(key)))
+    except Exception:
+        return None
+
+
+def progress(storage: Storage, found: Found | None) -> tuple[bool, int]:
+    """How far a log is, for comparison with another of the same job: whether it succeeded, and its finished samples."""
+    if found is None:
+        return False, -1
+    return found.log.header.status == "success", len(samples_in(storage, [found]).finished)
+
+
+def copy(storage: Storage, source: str, target: str) -> None:
+    """A log to another key, with the shared buffer that stands beside it while it is unfinished. Raises Missing, StorageError."""
+    buffers = [layout.buffer_of(key).removesuffix("manifest.json") for key in (source, target)]
+    for info in list(storage.list(buffers[0])):
+        storage.copy(info.key, buffers[1] + info.key.removeprefix(buffers[0]))
+    storage.copy(source, target)
+
+
 def best(logs: Iterable[Found], job: JobSpec) -> Found | None:
     """The log that stands for a job: success first, then most completed samples, then the latest."""
     own = [found for found in logs if found.fits(job)]

@@ -3,15 +3,20 @@
 Two owners of one log directory steal from each other. What cannot be asked is not known, and never an error here.
 """
 
+from datetime import timedelta
+
 from botocore.exceptions import BotoCoreError, ClientError
 
 from evalops.batch import states
 from evalops.batch.follow import PER_CALL
-from evalops.batch.record import read
+from evalops.batch.record import newest, read
 from evalworker import aws
 from evalworker.aws import ServiceError
 from evalworker.contract.wire import Unreadable, now
 from evalworker.storage import Storage
+
+SUBMITTING = timedelta(minutes=5)
+"""After so long a submission that is not complete was broken off."""
 
 
 def on_batch(storage: Storage, run_id: str) -> tuple[bool | None, str]:
@@ -20,7 +25,13 @@ def on_batch(storage: Storage, run_id: str) -> tuple[bool | None, str]:
         run = read(storage, run_id)
         if run is None or not run.rounds:
             return None, ""
-        ids = [each.job_id for each in run.rounds[-1].submissions]
+        last = run.rounds[-1]
+        if len(last.submissions) < len(last.names) and last.begun is not None and now() - last.begun < SUBMITTING:
+            return True, f"it is being submitted since {last.begun:%H:%M:%S} UTC"
+        round_ = newest(run)
+        if round_ is None:
+            return False, "it has no job on AWS Batch"
+        ids = [each.job_id for each in round_.submissions]
         client = aws.client("batch", run.region)
         answers = [client.describe_jobs(jobs=ids[at : at + PER_CALL])["jobs"] for at in range(0, len(ids), PER_CALL)]
     except (ClientError, BotoCoreError, ServiceError, Unreadable):

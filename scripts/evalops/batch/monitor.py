@@ -7,7 +7,7 @@ expired credentials are waited for, and whoever stops it leaves the job running.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -29,11 +29,17 @@ RESULTS_EVERY_S = 5.0
 SLOWEST_S = 30.0
 """Between two looks: at the states and the log, at the logs on S3, and at the most when there are very many jobs or errors."""
 
+RESULTS_PAUSE = 5
+"""The pause after a look at the logs, as a multiple of what the look took."""
+
 RENEWAL_S = 900.0
 """How long expired credentials are waited for."""
 
 SETTLED = timedelta(minutes=1)
 """After a job's end its last lines come a few seconds late; after so long none is expected."""
+
+LATE_S = 15.0
+"""For the stream of a job that has ended to appear."""
 
 SHOWN = 5
 """Failed jobs of an array that are explained; the table names all."""
@@ -96,9 +102,12 @@ class Monitor:
         self.view = ProgressLine(quiet=quiet)
         self._streams: dict[str, logstream.LogStream] = {}
         self._logs_denied = False
-        self._results_at = -RESULTS_EVERY_S
+        self._results_at = clock()
         self._first_results = True
         self._waiting_since: float | None = None
+        self._failures_shown = 0
+        self._ended_at: float | None = None
+        self.lines = 0
         self._stopped: Ending | None = None
         self._errors = 0
 
@@ -113,7 +122,8 @@ class Monitor:
             except (ClientError, BotoCoreError, ServiceError) as error:
                 self._survive(error)
                 continue
-            if self.follower.ended and (drained >= (1 if self._settled() else 2) or self._nothing_to_drain()):
+            over = self.follower.ended and (drained >= (1 if self._settled() else 2) or self._nothing_to_drain())
+            if over and not self._may_yet_open():
                 break
             self._sleep(self._pause())
         self._look_at_results(force=True)
@@ -135,6 +145,15 @@ class Monitor:
     def _nothing_to_drain(self) -> bool:
         return not self._streams or all(stream.state != "open" for stream in self._streams.values())
 
+    def _may_yet_open(self) -> bool:
+        """Whether the job has just ended and its last stream is not there yet: a stream appears a few seconds after its first line."""
+        if self._ended_at is None:
+            self._ended_at = self._clock()
+        late = self._clock() - self._ended_at >= LATE_S
+        waiting = any(stream.state == "waiting" for stream in self._streams.values())
+        started = any(job.why not in ("start", "image", "capacity", "misconfigured") for job in self.follower.runs)
+        return waiting and started and not late and not self._logs_denied and not self._settled()
+
     def _cycle(self) -> int:
         """One look at everything; how many log lines came."""
         for job in self.follower.look(self._client("batch")):
@@ -148,34 +167,55 @@ class Monitor:
     def _say_state(self, job: states.Job) -> None:
         """A change of state on a line of its own; of an array's children only what failed."""
         single = len(self.follower.leaves) == 1
-        if single or job.children is not None or (job.state == "FAILED" and self._failures_shown() <= SHOWN):
-            label = "" if single else f"{job.id.split('-')[0]}{':' + job.id.split(':')[1] if ':' in job.id else ''}  "
-            self.view.note(f"state   {label}{states.words(job, now())}")
+        shown = job.state == "FAILED" and job.children is None and self._failures_shown < SHOWN
+        if not (single or job.children is not None or shown):
+            return
+        label = "" if single else f"{job.id.split('-')[0]}{':' + job.id.split(':')[1] if ':' in job.id else ''}  "
+        self.view.note(f"state   {label}{states.words(job, now())}")
+        if shown and not single:
+            self._failures_shown += 1
+            self._show_end(job)
 
-    def _failures_shown(self) -> int:
-        return sum(1 for job in self.follower.runs if job.state == "FAILED")
+    def _show_end(self, job: states.Job) -> None:
+        """Of a failed child, whose log nobody follows: where its log is, and the end of it."""
+        stream = job.attempts[-1].stream if job.attempts else None
+        if stream is not None:
+            self.view.note(f"log     {names.logs_link(self._where.region, job.group or self._where.group, stream)}")
+        for line in last_lines(self._client, self._where, job):
+            self.view.note(f"  | {line}")
+            self.lines += 1
 
     def _guard(self) -> None:
         """End what can never start, and what has waited for longer than the user wants to."""
         if self._stopped is not None or self.follower.ended:
             return
-        waiting = [job for job in self.follower.runs if job.state == "RUNNABLE"]
+        jobs = self.follower.runs
+        waiting = [job for job in jobs if job.state == "RUNNABLE"]
+        if any(job.state in ("STARTING", "RUNNING") for job in jobs):
+            return  # the others have their turn when these have ended
         reason, ending = "", None
         if stuck := next((job for job in waiting if job.stuck), None):
-            reason, ending = f"it can never start: {stuck.reason}", "stuck"
-        elif self._timeout is not None and any(
-            job.since is not None and now() - job.since > self._timeout for job in waiting
-        ):
+            reason, ending = f"{states.CANNOT_START}{stuck.reason}", "stuck"
+        elif self._timeout is not None and self._waited_out(waiting, jobs, now() - self._timeout):
             reason, ending = (
                 f"waited in RUNNABLE for longer than {ui.seconds_text(self._timeout.total_seconds())}",
                 "stopped",
             )
         if ending is None:
             return
-        self.view.note(f"ending  the job is terminated: {reason}")
+        what = "array" if any(each.size for each in self._target.jobs) else "job"
+        self.view.note(f"ending  the {what} is terminated: {reason}")
         for each in self._target.jobs:
             self._client("batch").terminate_job(jobId=each.job_id, reason=reason[:1024])
         self._stopped = ending  # type: ignore[assignment]
+
+    def _waited_out(self, waiting: list[states.Job], jobs: list[states.Job], since: datetime) -> bool:
+        """Whether one has waited since before that time, and none of all has started or ended after it."""
+        times = [job.stopped for job in jobs] + [
+            at for job in jobs for attempt in job.attempts for at in (attempt.started, attempt.stopped)
+        ]
+        moved = any(at is not None and at > since for at in times)
+        return not moved and any(job.since is not None and job.since < since for job in waiting)
 
     # Log lines
 
@@ -219,14 +259,15 @@ class Monitor:
             self.view.note(f"log     {names.logs_link(self._where.region, stream.group, stream.name)}")
         for line in lines:
             self.view.note(f"{line.at:%H:%M:%S} | {line.text.rstrip()}")
+        self.lines += len(lines)
         return len(lines)
 
     # Results
 
     def _look_at_results(self, *, force: bool = False) -> None:
-        if self._results is None or not (force or self._clock() - self._results_at >= RESULTS_EVERY_S):
+        if self._results is None or not (force or self._clock() >= self._results_at):
             return
-        self._results_at = self._clock()
+        begun = self._clock()
         try:
             found = self._results.poll()
         except ServiceError as error:
@@ -234,6 +275,8 @@ class Monitor:
                 raise
             self.view.note(f"warning: the run's logs cannot be read now: {error}")
             return
+        finally:  # a large run takes long to list: most of the time is for the states and the log
+            self._results_at = self._clock() + max(RESULTS_EVERY_S, RESULTS_PAUSE * (self._clock() - begun))
         if self._first_results and len(found) > SHOWN:
             self.view.note(f"result  {len(found)} samples had ended before")
             found = []
@@ -269,7 +312,7 @@ class Monitor:
         if self._errors == 0:
             self.view.note(f"warning: {fault.text}; trying again")
         self._errors += 1
-        self._sleep(min(SLOWEST_S, EVERY_S * 2**self._errors))
+        self._sleep(min(SLOWEST_S, EVERY_S * 2 ** min(self._errors, 5)))
 
     def _await_renewal(self, fault: Fault) -> None:
         """Try again with what the environment and the files say now, for a quarter of an hour."""
@@ -300,20 +343,24 @@ def explain_failures(
     failed = [job for job in jobs if job.state == "FAILED"]
     for job in failed[:SHOWN]:
         said.append(f"{job.name} ({job.id}) {states.words(job, now())}")
-        stream = job.attempts[-1].stream if job.attempts else None
-        if followed:
-            continue
-        lines: list[logstream.Line] = []
-        if stream is not None:
-            try:
-                lines = logstream.tail(client("logs"), job.group or where.group, stream)
-            except (ClientError, BotoCoreError) as error:
-                said.append(f"  its log cannot be read: {aws.explain(error).text}")
-                continue
-        said += [f"  | {line.text}" for line in lines] or ["  its container has printed nothing"]
+        if not followed:
+            said += [f"  | {line}" for line in last_lines(client, where, job)] or [
+                "  its container has printed nothing"
+            ]
     if len(failed) > SHOWN:
         said.append(f"and {len(failed) - SHOWN} more failed")
     return said
+
+
+def last_lines(client: Callable[[str], Any], where: Where, job: states.Job) -> list[str]:
+    """The end of the log of a job's last attempt; why it cannot be read, when it cannot. Never raises botocore's errors."""
+    stream = job.attempts[-1].stream if job.attempts else None
+    if stream is None:
+        return []
+    try:
+        return [line.text.rstrip() for line in logstream.tail(client("logs"), job.group or where.group, stream)]
+    except (ClientError, BotoCoreError) as error:
+        return [f"(its log cannot be read: {aws.explain(error).text})"]
 
 
 def results_of(storage: Storage, target: Target, manifest: Manifest | None) -> LiveResults | None:

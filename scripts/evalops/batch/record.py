@@ -7,8 +7,12 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
 
 from evalops.batch import names
+from evalworker import aws
 from evalworker.contract import layout
 from evalworker.contract.documents import BatchRound, BatchRun, BatchSubmission
 from evalworker.contract.ids import BadId, check_run_id
@@ -53,9 +57,45 @@ def target(storage: Storage, text: str) -> Target:
     except BadId:
         return _of_job(storage, text)
     run = read(storage, run_id)
-    if run is None or not run.rounds or not run.rounds[-1].submissions:
+    try:
+        round_ = newest(run) if run is not None else None
+    except (ClientError, BotoCoreError) as error:
+        raise UnknownJob(
+            f"the jobs of {run_id} cannot be listed (batch:ListJobs): {aws.explain(error).text}"
+        ) from error
+    if round_ is None:
         raise UnknownJob(f"the run {run_id} has no job on AWS Batch under {storage.url(run_id)}")
-    return Target(run.rounds[-1].submissions, run, run.rounds[-1], whole=True)
+    return Target(round_.submissions, run, round_, whole=True)
+
+
+def newest(run: BatchRun) -> BatchRound | None:
+    """The run's newest round with jobs, None when there is none. Raises what botocore raises.
+
+    A submitter who was killed in the middle has not recorded its last job: that is looked for by its name.
+    """
+    for round_ in reversed(run.rounds):
+        found = list(round_.submissions)
+        for name in round_.names[len(found) :]:
+            offset = found[-1].offset + (found[-1].size or 1) if found else 0
+            jobs = _summaries(aws.client("batch", run.region), round_.queue, name)
+            found += [
+                BatchSubmission(job_id=job["jobId"], name=name, offset=offset, size=(job.get("arrayProperties") or {}).get("size"))
+                for job in jobs[:1]
+            ]  # fmt: skip
+        if found:
+            return round_.model_copy(update={"submissions": found})
+    return None
+
+
+def named(client: Any, queue: str, name: str) -> list[str]:
+    """The ids of the jobs of this name that Batch remembers. Raises what botocore raises."""
+    return [found["jobId"] for found in _summaries(client, queue, name)]
+
+
+def _summaries(client: Any, queue: str, name: str) -> list[dict[str, Any]]:
+    filters = [{"name": "JOB_NAME", "values": [name]}]
+    pages = client.get_paginator("list_jobs").paginate(jobQueue=queue, filters=filters)
+    return [found for page in pages for found in page["jobSummaryList"]]
 
 
 def _of_job(storage: Storage, text: str) -> Target:

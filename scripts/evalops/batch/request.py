@@ -4,20 +4,23 @@ Only the manifest's URL goes to Batch, whose overrides hold 8,192 characters. Su
 was sent twice is looked for by the job's name, which no other job has.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from evalops.batch import names
+from evalops.batch import names, record
 from evalops.infra.estate import Estate
-from evalops.ui import fail
+from evalops.ui import fail, note
 from evalworker import aws
+from evalworker.aws import ServiceError
 from evalworker.contract import layout
 from evalworker.contract.documents import BatchRound, BatchRun, BatchSubmission, Manifest
 from evalworker.contract.jsonio import dumps
-from evalworker.storage import Storage
+from evalworker.contract.wire import now
+from evalworker.storage import AlreadyExists, Changed, Missing, Storage
 
 LARGEST_ARRAY = 10_000
 LARGEST_OVERRIDES = 8_192
@@ -115,30 +118,75 @@ def check(manifest: Manifest, made: Sequence[Request]) -> None:
             )
 
 
-def submit(client: Any, storage: Storage, run: BatchRun, round_: BatchRound, made: Sequence[Request]) -> BatchRun:
-    """Submit a round, recorded before and after; on a failure nothing of it is left running and nothing is recorded.
+def submit(
+    client: Any,
+    storage: Storage,
+    run: BatchRun,
+    round_: BatchRound,
+    made: Sequence[Request],
+    prepare: Callable[[], None] = lambda: None,
+) -> BatchRun:
+    """Submit a round, each job recorded as it is made; whatever breaks it off, nothing of it is left running or recorded.
 
-    Ends with one sentence that names what was refused.
+    `prepare` is called once the round is ours and before anything is sent. Ends with one sentence that names what was refused;
+    what else ends it (Ctrl-C) passes on.
     """
-    key, before = layout.batch(run.fleet_id), run
+    round_ = round_.model_copy(update={"names": [each.call["jobName"] for each in made], "begun": now()})
+    etag = _claim(storage, run, round_)
     submitted: list[BatchSubmission] = []
-    storage.put(key, run.model_copy(update={"rounds": [*run.rounds, round_]}).to_bytes())
+    begun: list[Request] = []
     try:
+        prepare()
         for each in made:
+            begun.append(each)
             job_id = _submit_once(client, each)
             submitted.append(
                 BatchSubmission(job_id=job_id, name=each.call["jobName"], offset=each.offset, size=each.size)
             )
-    except (ClientError, BotoCoreError) as error:
-        undone = _undo(client, submitted)
-        if before.rounds:
-            storage.put(key, before.to_bytes())
+            etag = storage.replace(layout.batch(run.fleet_id), _with(run, round_, submitted).to_bytes(), etag)
+    except BaseException as error:
+        undone = _undo(client, submitted, begun[len(submitted) :] if _may_have_been_taken(error) else [])
+        _forget(storage, run, etag)
+        if isinstance(error, ClientError | BotoCoreError):
+            queue = begun[-1].call["jobQueue"] if begun else round_.queue
+            fail(f"AWS Batch took no job (batch:SubmitJob to {queue}): {aws.explain(error).text}{undone}")
+        if isinstance(error, ServiceError):
+            fail(f"{error}; nothing runs on AWS Batch{undone}")
+        if undone:
+            note(f"nothing was submitted{undone}")
+        raise
+    return _with(run, round_, submitted)
+
+
+def _with(run: BatchRun, round_: BatchRound, submitted: Sequence[BatchSubmission]) -> BatchRun:
+    return run.model_copy(update={"rounds": [*run.rounds, round_.model_copy(update={"submissions": list(submitted)})]})
+
+
+def _claim(storage: Storage, run: BatchRun, round_: BatchRound) -> str:
+    """Write the round over exactly the record that was read, so that of several who submit the run again one does; the record's tag."""
+    key, body = layout.batch(run.fleet_id), _with(run, round_, []).to_bytes()
+    with contextlib.suppress(AlreadyExists, Changed, Missing):
+        if not run.rounds:
+            return storage.create(key, body)
+        stored = storage.get(key)
+        if BatchRun.from_json(stored.body) == run:
+            return storage.replace(key, body, stored.etag)
+    return fail(f"somebody else is submitting the run {run.fleet_id} just now: see `ies batch list`")
+
+
+def _forget(storage: Storage, run: BatchRun, etag: str) -> None:
+    """The record as it was before; when that cannot be, the round's jobs are looked for by their names, and none is there."""
+    key = layout.batch(run.fleet_id)
+    with contextlib.suppress(ServiceError):
+        if run.rounds:
+            storage.replace(key, run.to_bytes(), etag)
         else:
             storage.delete(key)
-        fail(f"AWS Batch took no job (batch:SubmitJob to {each.call['jobQueue']}): {aws.explain(error).text}{undone}")
-    run = run.model_copy(update={"rounds": [*run.rounds, round_.model_copy(update={"submissions": submitted})]})
-    storage.put(key, run.to_bytes())
-    return run
+
+
+def _may_have_been_taken(error: BaseException) -> bool:
+    """Whether the job in hand may run although its submission broke off: not when Batch has refused it."""
+    return not isinstance(error, ClientError) or aws.explain(error).retryable
 
 
 def _submit_once(client: Any, request: Request) -> str:
@@ -161,19 +209,22 @@ def _submit_once(client: Any, request: Request) -> str:
 
 
 def _named(client: Any, request: Request) -> list[str]:
-    filters = [{"name": "JOB_NAME", "values": [request.call["jobName"]]}]
-    pages = client.get_paginator("list_jobs").paginate(jobQueue=request.call["jobQueue"], filters=filters)
-    return [found["jobId"] for page in pages for found in page["jobSummaryList"]]
+    return record.named(client, request.call["jobQueue"], request.call["jobName"])
 
 
-def _undo(client: Any, submitted: Sequence[BatchSubmission]) -> str:
-    """End what an incomplete round has submitted; a clause about it."""
-    left = []
-    for each in submitted:
+def _undo(client: Any, submitted: Sequence[BatchSubmission], in_hand: Sequence[Request]) -> str:
+    """End what an incomplete round has submitted, and what it may have; a clause about it."""
+    ids, left = [each.job_id for each in submitted], []
+    for each in in_hand:
         try:
-            client.terminate_job(jobId=each.job_id, reason="the rest of its run could not be submitted")
+            ids += [job_id for job_id in _named(client, each) if job_id not in ids]
         except (ClientError, BotoCoreError):
-            left.append(each.job_id)
+            left.append(f"what `ies batch list` shows as {each.call['jobName']}")
+    for job_id in ids:
+        try:
+            client.terminate_job(jobId=job_id, reason="the rest of its run could not be submitted")
+        except (ClientError, BotoCoreError):
+            left.append(job_id)
     if left:
         return f"; end these yourself: {', '.join(left)}"
-    return f"; the {len(submitted)} submitted before it were terminated" if submitted else ""
+    return f"; the {len(ids)} submitted before it were terminated" if ids else ""

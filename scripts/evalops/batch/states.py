@@ -4,6 +4,7 @@ The rules follow AWS's own words in `statusReason` and the container's `reason`;
 said too.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -31,6 +32,7 @@ Why = Literal[
 _EXITS = {
     1: "its command failed, or its evaluation has failures",
     69: "the container has no Docker engine (EX_UNAVAILABLE)",
+    74: "its eval ended, but its logs could not be published to S3 (EX_IOERR)",
     78: "its tasks or the run's environment cannot be set up",
     127: "the image has no such command",
     130: "it was interrupted",
@@ -49,6 +51,13 @@ _MISCONFIGURED = {
     "SERVICE_ROLE_PERMISSIONS": "Batch's own role lacks a permission: run `make apply`",
     "EC2_INSTANCE_CONFIGURATION_UNSUPPORTED": "the hosts cannot start with the estate's configuration: run `make doctor`",
 }
+
+CANNOT_START = "it can never start: "
+"""How the reason begins with which a monitor ends a job that could never start; AWS's own words follow."""
+
+_TIMED_OUT = ("job attempt duration exceeded timeout",)
+_NEVER_PLACED = re.compile(rf"(?:{CANNOT_START})?(CAPACITY|MISCONFIGURATION):[A-Z_]+")
+"""AWS's own reasons at the head of `statusReason`: anybody's words may hold the same further on."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +175,12 @@ def _why(described: Mapping[str, Any], state: State, reason: str, exit_code: int
         return "capacity" if "capacity:" in text or "quota" in text or "limit exceeded" in text else None
     if state != "FAILED":
         return None
+    stated = described.get("statusReason") or ""
+    if stated.lower().startswith(_TIMED_OUT):  # Batch terminates such a job itself
+        return "timeout"
     if described.get("isTerminated") or described.get("isCancelled"):
-        return "misconfigured" if "misconfiguration:" in text else "capacity" if "capacity:" in text else "terminated"
+        found = _NEVER_PLACED.match(stated)
+        return "terminated" if found is None else "capacity" if found[1] == "CAPACITY" else "misconfigured"
     signs: tuple[tuple[Why, tuple[str, ...]], ...] = (
         ("host", ("host ec2", "spot interruption")),
         ("oom", ("outofmemory", "out of memory", "oomkilled")),
@@ -230,6 +243,8 @@ def failure(job: Job) -> str:
         "exit": _EXITS.get(job.exit_code or 0, "its command failed"),
         "unknown": "Batch gives no reason",
     }
+    if job.children is not None and job.why in ("unknown", "exit") and job.children.get("FAILED"):
+        return f"failed: {job.children['FAILED']} of {sum(job.children.values())} children failed"
     text = f"failed: {meaning[job.why or 'unknown']}" if job.why != "terminated" else "terminated"
     if job.exit_code is not None:
         text += f" (exit {job.exit_code})"

@@ -192,6 +192,8 @@ def banner(estate: Estate, target: record.Target) -> None:
     for job in target.jobs[: monitor.SHOWN]:
         ui.note(f"job     {job.job_id}" + (f" (array of {job.size})" if job.size else ""))
         ui.note(f"batch   {names.job_link(place.region, job.job_id)}")
+        if job.size:
+            ui.note(f"child   ies batch monitor-job {job.job_id}:INDEX    (0 to {job.size - 1}) shows a child's log")
     if len(target.jobs) > monitor.SHOWN:
         ui.note(f"and {len(target.jobs) - monitor.SHOWN} more jobs: ies batch list")
     ui.note(f"logs    {names.logs_link(place.region, place.group)}")
@@ -226,9 +228,9 @@ def follow(
     if outcome.ending == "forgotten" and (seen is None or not seen.rows):
         ui.fail(f"AWS Batch knows no job {target.jobs[0].job_id}, and no run under {root} has it: see `ies batch list`")
     if as_json_:
-        _done_record(outcome, target, seen)
+        _done_record(estate, outcome, target, seen)
     else:
-        _closing(estate, outcome, target, seen, followed=len(watching.follower.leaves) == 1)
+        _closing(estate, outcome, target, seen, followed=watching.lines > 0)
     sys.exit(exit_code(outcome, seen, whole=target.whole))
 
 
@@ -275,14 +277,17 @@ def job_record(job: states.Job) -> dict[str, Any]:
     }
 
 
-def _done_record(outcome: monitor.Outcome, target: record.Target, seen: Survey | None) -> None:
+def _done_record(estate: Estate, outcome: monitor.Outcome, target: record.Target, seen: Survey | None) -> None:
+    client = lambda service: aws.client(service, estate.region)  # noqa: E731
+    failed = [job for job in outcome.jobs if job.state == "FAILED"][: monitor.SHOWN]
+    tails = {job.id: monitor.last_lines(client, where(estate), job) for job in failed}
     ui.emit_json(
         {
             "type": "done",
             "run_id": target.run.fleet_id if target.run else None,
             "ending": outcome.ending,
             "success": exit_code(outcome, seen, whole=target.whole) == 0,
-            "jobs": [job_record(job) for job in outcome.jobs],
+            "jobs": [job_record(job) | {"log_tail": tails.get(job.id)} for job in outcome.jobs],
             "again": outcome.again,
             "results": as_json(seen) if seen is not None else None,
         }

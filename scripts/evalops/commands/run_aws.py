@@ -1,7 +1,7 @@
 """`ies run aws`: tasks and models as a job of AWS Batch, or (with --array) a child of one for each."""
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,9 @@ _STAY = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 
 
 @click.command(name="aws", cls=InspectCommand)
-@click.option("--array", is_flag=True, help="A job for each task and model (an array) instead of one for all.")
+@click.option(
+    "--array/--no-array", default=None, help="A job for each task and model (an array) instead of one for all."
+)
 @click.option("--vcpus", type=click.IntRange(1), help="vCPUs of each job (default: the estate's).")
 @click.option(
     "--memory", type=click.IntRange(4), metavar="MIB", help="Memory of each job in MiB (default: the estate's)."
@@ -119,10 +121,12 @@ def _submit(ctx: click.Context, options: dict[str, Any]) -> Submitted | None:
         ui.fail(
             "no worker image was pushed for Batch: `make image`, `make push-image`, put the digest into batch.image_digest, `make apply`"
         )
-    queue = request.queue_of(estate, options["market"], options["queue"])
+    request.queue_of(estate, options["market"], options["queue"])
     wishes = shipping.Wishes(options["packages"], options["secrets"], options["require_clean"])
     luggage = shipping.prepare(wishes, "batch", surroundings.estate, Path.cwd(), estate)
     storage = run_checks.open_root(surroundings)
+    # read before it is seen that nothing of the run lives: what somebody else submits from here on is noticed
+    found = record.read(storage, options["run_id"]) if options["run_id"] is not None else None
     resumed = _resumed(ctx, options, given, storage, surroundings)
     planned = resumed is None or bool(given.tasks)
     models = {job.model for job in resumed.jobs} if resumed else {str(getattr(m, "name", m)) for m in given.models}
@@ -142,7 +146,6 @@ def _submit(ctx: click.Context, options: dict[str, Any]) -> Submitted | None:
         )
     else:
         run_checks.check_same(resumed, jobs)
-        found = record.read(storage, resumed.fleet_id)
         if found is None:
             ui.fail(
                 f"the run {resumed.fleet_id} has lost its {layout.batch(resumed.fleet_id)}: resume it by ies run local"
@@ -151,12 +154,11 @@ def _submit(ctx: click.Context, options: dict[str, Any]) -> Submitted | None:
         changed = shipping.ship(wishes, luggage, "batch", storage) if planned else shipping.same_code(luggage, resumed)
         manifest = resumed.model_copy(update=changed | ({"arguments": encode(_arguments(given))} if planned else {}))
     shipping.check_no_secret(manifest)
-    round_ = _round(storage, manifest, run, queue, options["array"])
+    wanted = _wanted(estate, options, run.rounds[-1] if run.rounds else None)
+    round_ = _round(storage, manifest, run, wanted)
     if round_ is None:
         ui.note(f"every job of {manifest.fleet_id} has completed: nothing to run")
         return None
-    timeout = options["job_timeout"].total_seconds() if options["job_timeout"] else None
-    wanted = request.Wanted(queue, options["array"], options["vcpus"], options["memory"], timeout)
     made = request.requests(estate, surroundings.root, manifest, round_, wanted)
     request.check(manifest, made)
     run = _send(storage, estate, manifest, resumed, run, round_, made)
@@ -187,7 +189,7 @@ def _resumed(
         ui.fail(f"with --run-id alone the run keeps its own options: to change {typed[0]}, repeat the whole command")
     if (
         not given.tasks
-        and given.models
+        and ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
         and {str(model) for model in given.models} != {job.model for job in manifest.jobs}
     ):
         ui.fail(f"the run {manifest.fleet_id} has other models: leave --model away, or start a new run")
@@ -242,15 +244,38 @@ def _manifest(given: TypedArguments, jobs: list[JobSpec], surroundings: Settings
     )
 
 
-def _round(storage: Storage, manifest: Manifest, run: BatchRun, queue: str, array: bool) -> BatchRound | None:
+def _wanted(estate: Estate, options: dict[str, Any], before: BatchRound | None) -> request.Wanted:
+    """The shape of the submission: what is given; of a run that is submitted again, else what it was."""
+    timeout = options["job_timeout"].total_seconds() if options["job_timeout"] else None
+    chosen = options["queue"] or options["market"]
+    assert estate.batch is not None
+    if before is None or chosen or before.queue not in estate.batch.queues.values():
+        queue = request.queue_of(estate, options["market"], options["queue"])
+    else:
+        queue = before.queue
+    given: dict[str, Any] = {
+        "array": options["array"],
+        "vcpus": options["vcpus"],
+        "memory": options["memory"],
+        "timeout_s": timeout,
+    }
+    shape: dict[str, Any] = {
+        name: getattr(before, name, None) if value is None else value for name, value in given.items()
+    }
+    return request.Wanted(queue, bool(shape.pop("array")), **shape)
+
+
+def _round(storage: Storage, manifest: Manifest, run: BatchRun, wanted: request.Wanted) -> BatchRound | None:
     """What this submission runs: everything, or of an array that is submitted again what has not completed. None for nothing."""
+    array = wanted.array
     number = max((each.number for each in run.rounds), default=0) + 1
+    shape = asdict(wanted)
     if number == 1:
-        return BatchRound(number=1, queue=queue, array=array, jobs=list(range(len(manifest.jobs))))
+        return BatchRound(number=1, jobs=list(range(len(manifest.jobs))), **shape)
     place = places.of_run(manifest.fleet_id, storage)
     for said in local_run.clear_the_way(place):
         ui.note(said)
-    if array != run.rounds[-1].array and not array:
+    if not array and any(each.array for each in run.rounds):
         local_run.fetch_partials(place)
     seen = survey(place, Models().price, cached=False)
     open_, logs = [], {}
@@ -265,7 +290,7 @@ def _round(storage: Storage, manifest: Manifest, run: BatchRun, queue: str, arra
     if not open_:
         return None
     every = open_ if array else list(range(len(manifest.jobs)))
-    return BatchRound(number=number, queue=queue, array=array, jobs=every, logs=logs if array else {})
+    return BatchRound(number=number, jobs=every, logs=logs if array else {}, **shape)
 
 
 def _send(
@@ -278,19 +303,23 @@ def _send(
     made: list[request.Request],
 ) -> BatchRun:
     """Write the manifest and submit; when nothing was submitted, nothing stays written."""
-    key = layout.manifest(manifest.fleet_id)
-    if resumed is None:
-        storage.create(key, manifest.to_bytes())
-    else:
-        storage.put(key, manifest.to_bytes())
+    key, written = layout.manifest(manifest.fleet_id), []
+
+    def write() -> None:
+        written.append(key)
+        if resumed is None:
+            storage.create(key, manifest.to_bytes())
+        else:
+            storage.put(key, manifest.to_bytes())
+
     try:
-        return request.submit(aws.client("batch", estate.region), storage, run, round_, made)
+        return request.submit(aws.client("batch", estate.region), storage, run, round_, made, write)
     except BaseException:
         with contextlib.suppress(ServiceError):
-            if resumed is None:
+            if written and resumed is None:
                 storage.delete(key)
-            else:
-                storage.put(key, resumed.to_bytes())
+            elif written:
+                storage.put(key, resumed.to_bytes())  # type: ignore[union-attr]
         raise
 
 

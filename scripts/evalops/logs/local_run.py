@@ -18,8 +18,9 @@ from evalops.batch import living
 from evalops.fleet.ownership import controller_name
 from evalops.inspect_options import TypedArguments, changes_results, without_base_url
 from evalops.logs import rows
+from evalops.logs.choose import Chosen, choose
 from evalops.logs.places import Place
-from evalops.logs.reading import list_directory, read_all
+from evalops.logs.reading import Listed, list_directory, read_all
 from evalops.logs.summarise import derived
 from evalops.logs.survey import process_alive
 from evalworker.arguments import CannotEncode, decode, encode
@@ -107,21 +108,32 @@ def submit_directory(manifest: Manifest) -> Path | None:
 def fetch_partials(place: Place) -> int:
     """Copy into the run's directory what unfinished jobs have kept elsewhere (an array's children), so that a retry goes on from it.
 
-    A job that has a log in the directory keeps that one: it was published when the job ended. A shard's stays where it is: to Inspect it
-    would be the whole task's. Returns how many logs came.
+    Of each job the best log, and only when it is further than what the directory has of the job: Inspect goes on from the newest log,
+    which the copy is. A shard's stays where it is: to Inspect it would be the whole task's. Returns how many logs came.
     """
+    from evalworker import batch_logs
+
     if place.run_id is None:
         return 0
     storage, prefix = place.storage, layout.partials(place.run_id)
-    here = {info.key.removeprefix(place.prefix) for info in storage.list(place.prefix)}
     shards = _shards(storage, place.run_id)
+    kept: dict[str, list[Listed]] = {}  # by job
+    for listed in read_all(storage, list_directory(storage, prefix).logs):
+        job_id = listed.info.key.removeprefix(prefix).partition("/")[0]
+        if job_id not in shards and listed.facts.status != "unreadable":
+            kept.setdefault(job_id, []).append(listed)
+    if not kept:
+        return 0
+    own = {one.log.facts.identity: one for one in choose(read_all(storage, list_directory(storage, place.prefix).logs))}
     came = 0
-    for info in list(storage.list(prefix)):
-        job_id, _, name = info.key.removeprefix(prefix).partition("/")
-        belongs = name.endswith(".eval") or name.startswith(".buffer/")
-        if belongs and job_id not in shards and name not in here:
-            storage.copy(info.key, place.prefix + name)
-            came += name.endswith(".eval")
+    for one in (one for logs in kept.values() for one in choose(logs)):
+        there = own.get(one.log.facts.identity)
+        if there is not None and there.log.facts.status == "success" and not there.log.facts.hollow:
+            continue
+        further, progress = _furthest(storage, one) if there or one.superseded else (one.log, None)
+        if there is None or progress is None or progress > _furthest(storage, there)[1]:
+            batch_logs.copy(storage, further.info.key, place.prefix + further.name)
+            came += 1
     return came
 
 
@@ -148,6 +160,17 @@ def unmerged(place: Place, manifest: Manifest, jobs: Sequence[JobSpec]) -> list[
     logs = [listed.facts for listed in read_all(storage, list_directory(storage, place.prefix).logs)]
     open_ = [job for job in merges if not any(rows.fits(job, facts) for facts in logs)]
     return [f"{job.name} with {job.model}" for job in open_ if any(map(begun, job.merges))]
+
+
+def _furthest(storage: Storage, one: Chosen) -> tuple[Listed, tuple[bool, int]]:
+    """The log of an experiment that is furthest, and how far, with what stands only in the shared buffers."""
+    from evalworker import batch_logs
+
+    found = [
+        (log, batch_logs.progress(storage, batch_logs.read_one(storage, log.info.key)))
+        for log in (one.log, *one.superseded)
+    ]
+    return max(found, key=lambda pair: pair[1])
 
 
 def new_manifest(

@@ -256,7 +256,9 @@ class BatchRound(Part):
     """One submission of a run to Batch.
 
     `jobs` are places in the manifest's list; `array` gives each a child and a log directory of its own, else one `eval_set` runs them
-    all. `logs` maps a place to the key of the working log that its child goes on from.
+    all. `logs` maps a place to the key of the working log that its child goes on from. `names` are those of all its Batch jobs,
+    written before the first is sent, at `begun`: what is sent and not yet recorded is found by its name. `vcpus`, `memory` (MiB) and
+    `timeout_s` are what was asked for, None for what the estate says.
     """
 
     number: int
@@ -264,7 +266,12 @@ class BatchRound(Part):
     array: bool = False
     jobs: list[int]
     logs: dict[int, str] = {}
+    names: list[str] = []
+    begun: datetime | None = None
     submissions: list[BatchSubmission] = []
+    vcpus: int | None = None
+    memory: int | None = None
+    timeout_s: float | None = None
 
 
 class BatchRun(Wire):
