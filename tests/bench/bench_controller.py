@@ -34,6 +34,8 @@ import json, sys, threading, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import crowd
+from evalops.fleet.ledger import Ledger
+from evalops.fleet.stream import read_events
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -57,7 +59,14 @@ over.set()
 looking.join()
 early = max(size for count, size in seen if wanted * 0.08 < count <= wanted * 0.12)
 late = max(size for count, size in seen if count > wanted * 0.9)
-print(json.dumps({"ending": verdict.ending, "events": queue.received, "wall": wall, "cpu": cpu, "early": early, "late": late}))
+again, replayed = time.process_time(), 0
+ledger = Ledger(jobs)
+for event in read_events(controller.fleet.storage, crowd.FLEET):
+    ledger.replay(event)
+    replayed += 1
+again = time.process_time() - again
+print(json.dumps({"ending": verdict.ending, "events": queue.received, "wall": wall, "cpu": cpu, "early": early, "late": late,
+                  "replayed": replayed, "again": again, "segments": controller.fleet.stream.segment}))
 """
 
 
@@ -75,6 +84,12 @@ def bench_a_million_events() -> list[Figure]:
         return [
             Figure("controller, events", found["events"] / found["wall"], "/s", 2000, at_least=True, note=note),
             Figure("controller, cores for 2,000 events a second", 2000 * found["cpu"] / found["events"], "cores", 1.0),
+            Figure(
+                "a fleet's stream read back, events for a second of CPU",
+                found["replayed"] / found["again"],
+                "/s",
+                note=f"as attach and status do; {found['segments']:,} segments",
+            ),
             Figure(
                 "controller, memory after a million events",
                 found["late"] / 1e6,

@@ -147,7 +147,8 @@ def _two_slots(what: str, bound: float, connections: int, *pace: str) -> list[Fi
         ends = {event.get("shard", "merge"): bench_fleet.seconds_of(event["ts"]) for event in fleet.of("job_done")}
         if set(ends) != {"1/2", "2/2", "merge"}:
             raise RuntimeError(f"two shards and a merge were meant, not {sorted(ends)}")
-        plain, wall = (before + after) / 2, ends["merge"] - fleet.warm_at
+        plain, wall = (before.wall_s + after.wall_s) / 2, ends["merge"] - fleet.warm_at
+        cpu = bench_fleet.own_cpu(fleet.done[-1], fleet.warm)
         against = "two `inspect eval` of half of it at once, their start included"
         return [
             Figure(f"{what}, merge included", wall, "s", bound, plain, against, note="from the warm worker on"),
@@ -155,13 +156,22 @@ def _two_slots(what: str, bound: float, connections: int, *pace: str) -> list[Fi
                 f"{what}: the merge", ends["merge"] - max(ends["1/2"], ends["2/2"]), "s", note="after the last shard"
             ),
             Figure(what, wall, "s", None, plain - one.wall_s, "the same without their start"),
+            Figure(f"{what}, CPU", cpu, "CPU s", None, (before.cpu_s + after.cpu_s) / 2, against),
+            Figure(
+                f"{what}, CPU",
+                cpu,
+                "CPU s",
+                None,
+                (before.cpu_s + after.cpu_s) / 2 - 2 * one.cpu_s,
+                "without their start",
+            ),
         ]
 
 
-def _halves(folder: Path, file: str, name: str, limits: list[str]) -> float:
+def _halves(folder: Path, file: str, name: str, limits: list[str]) -> measure.Spent:
     half = SAMPLES_OF_TWO_SLOTS // 2
     words = [*bench_fleet.INSPECT, "eval", f"{file}@many", *bench_fleet.PLAIN, *limits]
     both = [
         [*words, "--limit", f"{first}-{first + half - 1}", "--log-dir", f"{name}-{first}"] for first in (1, half + 1)
     ]
-    return measure.commands(both, folder, bench_fleet.environment(), at_once=2).wall_s
+    return measure.commands(both, folder, bench_fleet.environment(), at_once=2)

@@ -1,7 +1,8 @@
 """All kinds of faults over one run of six jobs and 200 samples, by a seeded schedule; what must hold afterwards is `storm.Storm.verify`.
 
 Processes are killed, frozen and told to go, memory and disk run out, and AWS fails as `weather` has it: every process of the fleet reaches
-S3 and SQS through the proxy of `tests/gateway.py`. Needs root: the disk is a tmpfs of its own, memory ends by a cgroup.
+S3 and SQS through the proxy of `tests/gateway.py`. Workers in containers are killed by tests/e2e/test_ec2_boots.py. Needs root: the disk
+is a tmpfs of its own, memory ends by a cgroup.
 `python tests/chaos/tempest.py SEEDS [FIRST]` runs many seeds and prints what each has met; `test_tempest.py` runs a few.
 """
 

@@ -2,14 +2,16 @@
 
 import base64
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import ec2_world
 import pytest
+from botocore.exceptions import ClientError
 from ec2_world import World, short_of
 from emulators import Emulator
 
@@ -29,7 +31,7 @@ from evalworker import aws
 from evalworker.aws import ServiceError
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Manifest
-from evalworker.contract.wire import now
+from evalworker.contract.wire import now, stamp
 from gateway import Gateway, ec2_error, gateway
 
 FLEET, OTHER = "2026-11-29-14-05-33-1a2b3c4d", "2026-11-29-14-05-34-1a2b3c4d"
@@ -236,6 +238,94 @@ def test_an_instance_that_ec2_calls_gone_is_lost_once(world: World) -> None:
     assert a.pool.ended() == []
     assert (a.pool.alive, a.pool.waiting_for) == (1, None)  # whether it is replaced is the controller's decision
     assert a.pool.book.records[victim].ended is not None
+
+
+def test_a_loss_is_told_although_a_later_step_of_the_look_fails(world: World) -> None:
+    with gateway(world.moto.endpoint) as gate:
+        a = bench(world, client=through(world, gate), markets=("on-demand",))
+        a.pool.start(1)
+        (name,) = a.pool.members
+        a.pool.wanted += 1
+        world.client("ec2").terminate_instances(InstanceIds=[name])
+        gate.rule = lambda service, operation, body: (
+            ec2_error("ExpiredToken", "expired", 400) if operation == "CreateFleet" else None
+        )
+        with pytest.raises(ServiceError, match="EC2 cannot be asked for instances"):
+            a.pool.ended()
+        assert [lost.instance_id for lost in a.pool.ended()] == [name]
+        assert a.pool.ended() == []
+
+
+def test_one_unknown_instance_does_not_keep_the_others_alive(world: World) -> None:
+    """EC2 refuses the whole call, which leaves open what became of the one; it is ended when EC2 knows it again."""
+    unknown: list[str] = []
+
+    class Forgetful:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(world.client("ec2"), name)
+
+        def terminate_instances(self, InstanceIds: list[str]) -> Any:
+            if found := [each for each in InstanceIds if each in unknown]:
+                said = {
+                    "Code": "InvalidInstanceID.NotFound",
+                    "Message": f"The instance IDs '{', '.join(found)}' do not exist",
+                }
+                raise ClientError({"Error": said, "ResponseMetadata": {"HTTPStatusCode": 400}}, "TerminateInstances")
+            return world.client("ec2").terminate_instances(InstanceIds=InstanceIds)
+
+    a = bench(world, client=Forgetful())
+    a.pool.start(3)
+    first, second, third = sorted(a.pool.members)
+    unknown.append(first)
+    a.pool.lose(first, "silent")
+    a.pool.ended()
+    assert running(world) == [first, second, third]
+    unknown[:] = [second]
+    a.later(LOOK_S)
+    a.pool.ended()
+    assert running(world) == [second, third]
+    a.pool.stop()
+    assert running(world) == [second]
+    ended = {name for name, record in a.pool.book.records.items() if record.ended is not None}
+    assert ended == {first, third}
+
+
+def test_machines_that_ended_unseen_are_paid_for_until_their_last_sign_of_life(world: World) -> None:
+    a = bench(world)
+    a.pool.start(3)
+    told, heard, silent = sorted(a.pool.members)
+    begun, stored = now() - timedelta(hours=9), now() - timedelta(hours=8)
+    for name in a.pool.members:
+        a.pool.book.records[name] = a.pool.book.records[name].model_copy(update={"launched": begun})
+    world.client("ec2").terminate_instances(InstanceIds=[told, heard, silent])
+    spoken = stored + timedelta(hours=3)
+    line = {"type": "worker_draining", "instance_id": heard, "ts": stamp(spoken)}
+    world.storage.create(layout.segment(FLEET, 1), json.dumps(line).encode())
+
+    class Late:
+        """An hour after their end EC2 knows instances no more."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(world.client("ec2"), name)
+
+        def get_paginator(self, name: str) -> Any:
+            class Pages:
+                def paginate(self, **arguments: Any) -> Any:
+                    for page in world.client("ec2").get_paginator(name).paginate(**arguments):
+                        for each in page["Reservations"]:
+                            each["Instances"] = [i for i in each["Instances"] if i["InstanceId"] == told]
+                            for found in each["Instances"]:
+                                found["LaunchTime"] = begun
+                                found["StateTransitionReason"] = f"User initiated ({stored:%Y-%m-%d %H:%M:%S} GMT)"
+                        yield page
+
+            return Pages()
+
+    b = bench(world, client=Late())
+    b.pool.book = Book(FLEET, Prices("us-east-1", world.client("ec2")), a.pool.book.records.values(), stored)
+    assert b.pool.adopt() == 0
+    ended = {name: record.ended for name, record in b.pool.book.records.items()}
+    assert ended == {told: stored.replace(microsecond=0), heard: datetime.fromisoformat(stamp(spoken)), silent: stored}
 
 
 def test_one_that_said_goodbye_is_no_loss_and_is_helped_out(world: World) -> None:

@@ -214,6 +214,31 @@ def test_messages_of_an_older_round_another_fleet_or_an_unknown_job_are_deleted(
     assert FakeAttempt.made == []
 
 
+@pytest.mark.parametrize("sign", ["its control says so", "the lane says so", "the lane is gone"])
+def test_a_worker_that_outlives_its_fleet_gives_the_next_one_s_messages_back(
+    agent: Agent, store: LocalStorage, sign: str
+) -> None:
+    if sign == "its control says so":
+        store.put(layout.control(FLEET), control(state="ended").to_bytes())
+    elif sign == "the lane says so":
+        store.put(layout.lane(LANE.name), LANE.model_copy(update={"fleet_id": OTHER}).to_bytes())
+    else:
+        store.delete(layout.lane(LANE.name))
+    agent._begin(received(JOBS[0], "r", fleet=OTHER, round_=1))
+    assert (jobs_queue().deleted, jobs_queue().extended, agent._leaving) == ([], [("r", 0)], "over")
+
+
+def test_another_fleet_s_message_is_left_alone_while_the_lane_cannot_be_read(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(key: str) -> None:
+        raise StorageError("the store is away")
+
+    monkeypatch.setattr(agent.worker.storage, "get", away)
+    agent._begin(received(JOBS[0], "r", fleet=OTHER))
+    assert (jobs_queue().deleted, jobs_queue().extended, agent._leaving) == ([], [], None)
+
+
 def test_a_message_of_a_newer_round_makes_the_agent_read_what_changed(agent: Agent, store: LocalStorage) -> None:
     store.put(layout.manifest(FLEET), manifest(JOBS).to_bytes())
     store.put(layout.control(FLEET), control(round=3).to_bytes())

@@ -1,5 +1,6 @@
 """The controller's decisions at the edges: dead letters of others, an end that cannot be stored at once. No AWS here."""
 
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from evalops.fleet import fleet as module
-from evalops.fleet import inbox, lanes, stream
+from evalops.fleet import inbox, job_ends, lanes, stream
 from evalops.fleet.controller import Controller
 from evalops.fleet.fleet import Fleet, Plan
 from evalops.fleet.guards import Verdict
@@ -18,10 +19,12 @@ from evalops.fleet.ledger import Ledger
 from evalops.fleet.stream import EventStream
 from evalops.fleet.view import ProgressLine
 from evalops.fleet.workers import Pool
+from evalworker.aws import Fault
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Manifest
 from evalworker.contract.failures import Category
-from evalworker.contract.messages import AttemptDone, Job, SampleCounts, read_from_worker
+from evalworker.contract.ids import digest_of_keys, sample_key
+from evalworker.contract.messages import AttemptDone, Job, SampleCounts, SampleDone, read_from_worker
 from evalworker.contract.wire import now
 from evalworker.queues import Counts, QueueError, Received
 from evalworker.storage import LocalStorage, StorageError
@@ -157,8 +160,9 @@ def test_an_unreadable_dead_letter_is_kept_aside(controller: Controller) -> None
     assert controller.fleet.storage.get(kept.key).body == b"{nothing"
 
 
-def completed() -> str:
+def completed(**more: Any) -> str:
     done = AttemptDone(
+        **more,
         fleet_id=FLEET,
         instance_id="w",
         ts=now(),
@@ -171,6 +175,44 @@ def completed() -> str:
         samples=SampleCounts(total=1, completed=1),
     )
     return done.to_json()
+
+
+def test_a_job_ends_when_its_log_can_be_had_again(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its results are not given up because storage is away for a moment."""
+    fault = Fault("SlowDown", 503, "slow down", retryable=True)
+    read: list[Exception | list[SampleDone]] = [StorageError("the store is away", fault)] * 2
+    common = {"fleet_id": FLEET, "instance_id": "w", "ts": now(), "round": 2, "job_id": JOB, "attempt": 1}
+    about = {"task": "t", "model": "scripted/good", "sample_id": 1, "epoch": 1, "uuid": "u", "scores": {}}
+    read.append([SampleDone.model_validate(common | about | {"status": "completed"})])
+
+    def found(*_: Any) -> list[SampleDone]:
+        if isinstance(came := read.pop(0), Exception):
+            raise came
+        return came
+
+    monkeypatch.setattr(job_ends, "_read_samples", found)
+    controller.fleet.events.put.append(completed(log="x.eval", digest="other"))  # type: ignore[attr-defined]
+    for _ in range(2):
+        controller.inbox.receive(controller.apply)
+    assert controller.fleet.ledger.jobs[JOB].status == "open"
+    controller.fleet.stream.store()
+    assert controller.fleet.events.deleted == []  # type: ignore[attr-defined]
+    assert controller.run().ending == "complete"
+    lines = [json.loads(text)["type"] for text in controller.fleet.stream.path.read_text().splitlines()]
+    assert lines == ["result", "job_done", "fleet_summary"]
+
+
+def test_a_lane_that_another_fleet_has_by_now_is_not_emptied(controller: Controller) -> None:
+    fleet = controller.fleet
+    fleet.lane = fleet.lane.model_copy(update={"endpoint": None, "fleet_id": FLEET})
+    fleet.jobs.put.append("a job of the other fleet")  # type: ignore[attr-defined]
+    fleet.storage.put(layout.lane("l"), fleet.lane.model_copy(update={"fleet_id": OTHER}).to_bytes())
+    controller.ending._empty_lane()
+    assert fleet.jobs.put == ["a job of the other fleet"]  # type: ignore[attr-defined]
+    fleet.storage.put(layout.lane("l"), fleet.lane.to_bytes())
+    controller.inbox.discard = lambda: None  # type: ignore[method-assign]
+    controller.ending._empty_lane()
+    assert fleet.jobs.put == []  # type: ignore[attr-defined]
 
 
 def test_the_end_is_stored_however_often_storage_fails(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,6 +261,51 @@ def test_one_message_twice_and_one_unreadable_leave_one_end(controller: Controll
     assert sum('"type":"job_done"' in text for text in lines) == 1
     assert sum("could not be read" in text for text in lines) == 1
     assert len(controller.fleet.events.deleted) == 3  # type: ignore[attr-defined]
+
+
+def sample() -> str:
+    done = SampleDone(
+        fleet_id=FLEET,
+        instance_id="w",
+        ts=now(),
+        round=2,
+        job_id=JOB,
+        attempt=1,
+        task="t",
+        model="m",
+        sample_id=1,
+        epoch=1,
+        uuid="u",
+        status="completed",
+        scores={},
+    )
+    return done.to_json()
+
+
+def test_an_end_before_its_last_sample_waits_for_it(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queues keep no order; without waiting, the whole log would be read for one sample that is on its way."""
+    monkeypatch.setattr(job_ends, "_read_samples", lambda *_: pytest.fail("the log was read"))
+    end = AttemptDone.from_json(completed()).model_copy(
+        update={"log": "k.eval", "digest": digest_of_keys([(sample_key(1, 1), "u")])}
+    )
+    queue: Any = controller.fleet.events
+    queue.put.append(end.to_json())
+    controller.inbox.receive(controller.apply)
+    assert controller.fleet.ledger.jobs[JOB].status == "open"
+    assert not controller.fleet.stream.store(), "a message that has not been obeyed was settled"
+    queue.put.append(sample())
+    assert controller.run().ending == "complete"
+
+
+def test_an_end_whose_samples_never_come_is_completed_from_the_log(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(job_ends, "_read_samples", lambda fleet, done: asked.append(done.job_id) or [])
+    end = AttemptDone.from_json(completed()).model_copy(update={"log": "k.eval", "digest": "d"})
+    controller.fleet.events.put.append(end.to_json())  # type: ignore[attr-defined]
+    assert controller.run().ending == "complete"
+    assert asked == [JOB]
 
 
 def test_a_stop_that_could_not_be_told_is_told_with_the_next_beat(
@@ -313,7 +400,8 @@ def test_while_too_much_waits_to_be_stored_no_more_is_taken(
 def test_ends_that_were_held_back_are_not_left_in_the_lane(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Direct, "take", lambda *_: ([Received(completed(), "held", "m", 1)], False))
+    early = completed(log="the log", digest="of a sample that has not been heard of")
+    monkeypatch.setattr(Direct, "take", lambda *_: ([Received(early, "held", "m", 1)], False))
     controller.inbox.receive(controller.apply)
     assert controller.fleet.ledger.jobs[JOB].status == "open"
     controller.inbox.discard()

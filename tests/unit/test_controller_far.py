@@ -14,7 +14,7 @@ from evalops.fleet.workers import CannotLaunch, Lost, Pool
 from evalworker.aws import Fault, ServiceError
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec
-from evalworker.contract.messages import BootstrapFailed, Heartbeat, WorkerDraining, WorkerOnline
+from evalworker.contract.messages import BootstrapFailed, Heartbeat, SampleDone, WorkerDraining, WorkerOnline
 from evalworker.contract.wire import now
 
 EXPIRED = ServiceError(
@@ -35,15 +35,23 @@ class FarPool(Pool):
         self.trouble: Exception | None = None
         self.refusal: Exception | None = None
         self.stopped: list[bool] = []
+        self.asked: list[int] = []
+        self.capacity = 99
 
     @property
     def alive(self) -> int:
         return len(self.names)
 
+    @property
+    def waiting_for(self) -> str | None:
+        missing = sum(self.asked) - self.launched
+        return f"EC2 capacity for {missing} workers" if missing else None
+
     def start(self, count: int) -> None:
         if self.refusal is not None:
             raise self.refusal
-        for _ in range(count):
+        self.asked.append(count)
+        for _ in range(min(count, self.capacity - len(self.names))):
             self.launched += 1
             self.names.append(f"i-{self.launched}")
 
@@ -150,7 +158,7 @@ def test_a_silent_worker_is_ended_and_replaced(far: Controller) -> None:
     assert (pool(far).lost, pool(far).launched) == ([], 1)
     for _ in range(3):
         cycle(far, 10)
-    assert (pool(far).lost, pool(far).launched, far.fleet.plan.replacements) == (["i-1"], 2, 2)
+    assert (pool(far).lost, pool(far).launched) == (["i-1"], 2)
     assert len(events(far, "worker_lost")) == 1
 
 
@@ -182,6 +190,7 @@ def test_a_worker_whose_machine_is_taken_is_replaced_at_once_and_one_that_is_idl
     goodbye(far, "i-1", "idle")
     assert pool(far).launched == 2
     goodbye(far, "i-2", "spot")
+    cycle(far)
     assert pool(far).launched == 3
     pool(far).gone = [Lost("i-2", "EC2 says Server.SpotInstanceTermination", [])]
     cycle(far)
@@ -198,6 +207,62 @@ def test_replacements_are_bounded(far: Controller) -> None:
     assert pool(far).launched == 2 + 3
     assert far.fleet.verdict is not None
     assert far.fleet.verdict.reason == "too many workers were lost"
+
+
+def test_a_fleet_that_gets_on_may_lose_as_many_again(far: Controller) -> None:
+    pool(far).start(2)
+    for number in range(1, 9):
+        name = pool(far).names[-1]
+        online(far, name)
+        if number % 3 == 0:
+            sample(far, number)
+        pool(far).gone = [Lost(name, f"EC2 says {number}", [])]
+        cycle(far)
+    assert (far.fleet.verdict, pool(far).launched) == (None, 2 + 8)
+
+
+def sample(far: Controller, id_: int) -> None:
+    common = {"fleet_id": FLEET, "instance_id": "i-1", "ts": now(), "round": 2, "job_id": JOB, "attempt": 1}
+    about = {"task": "t", "model": "scripted/good", "sample_id": id_, "epoch": 1, "uuid": f"u{id_}", "scores": {}}
+    far.apply(SampleDone.model_validate(common | about | {"duration_s": 1.0, "status": "completed"}))
+
+
+def test_a_goodbye_that_comes_twice_is_one(far: Controller) -> None:
+    pool(far).start(2)
+    online(far, "i-1", "i-2")
+    goodbye(far, "i-1", "spot")
+    goodbye(far, "i-1", "spot")
+    cycle(far)
+    assert (pool(far).launched, len(events(far, "worker_draining"))) == (3, 1)
+
+
+def test_workers_that_go_at_once_are_asked_for_at_once(far: Controller) -> None:
+    pool(far).start(4)
+    online(far, "i-1", "i-2", "i-3", "i-4")
+    goodbye(far, "i-1", "spot")
+    goodbye(far, "i-2", "spot")
+    pool(far).gone = [Lost("i-3", "EC2 says so", [])]
+    cycle(far)
+    assert pool(far).asked == [4, 3]
+
+
+def test_no_capacity_is_waited_for_and_is_no_loss(far: Controller) -> None:
+    pool(far).capacity = 0
+    far.staff.start()
+    for _ in range(30):
+        cycle(far, 10)
+    assert (far.fleet.verdict, pool(far).asked) == (None, [1])
+
+
+def test_what_is_asked_for_already_is_not_asked_for_again(far: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    far.fleet.plan.workers = 8
+    pool(far).capacity = 2
+    pool(far).start(8)
+    monkeypatch.setattr(far.fleet.jobs, "counts", lambda: module_counts(99))
+    for _ in range(30):
+        online(far, "i-1", "i-2", running=("00000000000000aa",))
+        cycle(far, 30)
+    assert pool(far).asked == [8]
 
 
 def test_when_the_first_boots_all_fail_the_fleet_ends(far: Controller) -> None:

@@ -1,12 +1,18 @@
 """What the reaper decides: pure rules on what it sees."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from evalops.ec2 import reap
+from evalops.ec2 import reap, reaper
 from evalops.ec2.reap import FleetState, Thing, decide
+from evalops.fleet.stream import Fenced
+from evalops.settings import Settings
+from evalworker.contract.documents import Lane
 from evalworker.contract.wire import stamp
+from evalworker.storage import Changed, LocalStorage
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 FLEET = "2026-11-29-08-05-33-1a2b3c4d"
@@ -86,3 +92,18 @@ def test_uploads_go_by_age() -> None:
         ("end", "broke off 25 h ago"),
         ("keep", "began 23 h ago"),
     ]
+
+
+@pytest.mark.parametrize("error", [Fenced("another controller"), Changed("by somebody else")])
+def test_a_fleet_that_somebody_else_ends_does_not_cut_the_pass_short(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faster(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(reaper.takeover, "close_abandoned", faster)
+    estate: Any = None
+    one = reaper.Reaper(Settings(root=".", bucket=None, estate="e", owner="me"), estate, LocalStorage(tmp_path))
+    lane = Lane(name="lane-01", jobs="j", events="e", dead="d", fleet_id=FLEET)
+    (done,) = one._close(lane, reap.Decision(Thing("lane", "lane-01", OLD), "end", "is past its deadline"))
+    assert (done.action, done.reason, one.failed) == ("keep", "is being ended by somebody else", [])

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from evalops.fleet import lanes
+from evalops.fleet.stream import Fenced
 from evalworker.contract import layout
 from evalworker.contract.documents import Lane
 from evalworker.contract.wire import now
-from evalworker.storage import LocalStorage
+from evalworker.storage import Changed, LocalStorage
 
 FLEETS = [f"2026-11-29-14-05-{n:02d}-1a2b3c4d" for n in range(20)]
 LATER = now() + timedelta(hours=1)
@@ -88,6 +89,19 @@ def test_a_fleet_past_its_deadline_is_ended_before_its_lane_is_taken(store: Loca
     assert lanes.take(store, FLEETS[1], "you", LATER, close).fleet_id == FLEETS[1]
     assert closed == [FLEETS[0]]
     assert lanes.expired(old)
+
+
+@pytest.mark.parametrize("error", [Fenced("another controller"), Changed("by somebody else")])
+def test_who_is_not_the_first_to_end_a_fleet_takes_another_lane(store: LocalStorage, error: Exception) -> None:
+    estate(store, 2)
+    lanes.take(store, FLEETS[0], "me", now() - timedelta(seconds=1))
+
+    def close(lane: Lane) -> None:
+        raise error
+
+    assert lanes.take(store, FLEETS[1], "you", LATER, close).name == "lane-01"
+    with pytest.raises(lanes.NoLane, match=f"lane-00: somebody else is ending {FLEETS[0]}"):
+        lanes.take(store, FLEETS[2], "you", LATER, close)
 
 
 def test_a_lane_of_this_machine_is_never_taken_and_goes_with_its_fleet(store: LocalStorage) -> None:

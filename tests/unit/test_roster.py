@@ -63,9 +63,10 @@ def test_what_a_lost_machine_means() -> None:
     roster = Roster()
     for name in "abc":
         online(roster, name)
-    roster.left("b")
+    assert (roster.left("b"), roster.left("b")) == (True, False)
     assert roster.lost("a", "EC2 says Server.SpotInstanceTermination") == "lost"
     assert roster.lost("a", "again") == "done"
+    assert not roster.left("a")
     assert roster.lost("b", "EC2 says Server.SpotInstanceTermination") == "done"
     assert roster.lost("c", "ended") == "done"
     assert not roster.any_online
@@ -78,6 +79,17 @@ def test_a_late_message_brings_nobody_back() -> None:
     assert online(roster, "a", 6)
     assert not online(roster, "a", 7)
     assert roster.workers == {}
+
+
+def test_how_long_an_attempt_has_run() -> None:
+    roster = Roster()
+    online(roster, "a", 10)
+    beat(roster, "a", 20, running=("j",))
+    beat(roster, "a", 50, running=("j",))
+    assert (roster.busy_s("j", 80), roster.busy_s("other", 80)) == (60, 0)
+    roster.ended("j")
+    beat(roster, "a", 90, running=("j",))
+    assert roster.busy_s("j", 95) == 5
 
 
 def test_the_stream_of_an_earlier_controller_tells_who_is_online() -> None:

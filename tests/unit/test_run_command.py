@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from evalops.commands import detach, follow, run
+from evalops.commands import detach, fleet, follow, run
+from evalops.fleet.guards import Verdict
 from evalops.fleet.request import Request
 from evalops.fleet.stream import Fenced
 from evalops.settings import Settings
@@ -81,6 +82,33 @@ def test_what_starts_nothing_in_the_background_is_passed_on(
     said = capsys.readouterr()
     assert said.out == '{"jobs": 2}\n{"more": 1}\n'
     assert said.err == "a remark\n"
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (Verdict("left", "the credentials have expired"), "has not been stopped: the credentials have expired"),
+        (Fenced("another controller drives the fleet"), "another controller drives the fleet"),
+    ],
+)
+def test_a_fleet_that_could_not_be_stopped_is_said_to_run_on(
+    end: Verdict | Exception, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> Verdict:
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    stopping = SimpleNamespace(state="stopping", controller="")
+    monkeypatch.setattr(fleet, "_ask_to_stop", lambda *_: stopping)
+    monkeypatch.setattr(fleet, "settings", lambda: SURROUNDINGS)
+    monkeypatch.setattr(fleet, "open_storage", lambda root: None)
+    monkeypatch.setattr(fleet.preflight, "read_manifest", lambda *_: None)
+    monkeypatch.setattr(fleet.takeover, "attach", lambda *_: SimpleNamespace(run=run))
+    with pytest.raises(Failure) as failed:
+        fleet.fleet.main(["stop", FLEET], standalone_mode=False)
+    assert failed.value.exit_code == EXIT_LEFT_RUNNING
+    assert said in failed.value.message
 
 
 def test_a_resume_keeps_its_model_connections_and_too_few_are_refused(tmp_path: Path) -> None:

@@ -235,3 +235,21 @@ def test_a_lane_past_its_deadline_is_freed_whatever_its_fleet_has_left(store: Lo
     (freed, _), *_ = lanes.lanes(store)
     assert freed.fleet_id is None
     assert not list(store.list(layout.segments(FLEET))), "a fleet that had ended got a second summary"
+
+
+def test_a_fleet_past_its_deadline_is_left_to_its_controller_for_a_while(
+    store: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is handing over, which takes minutes."""
+    taken: list[str] = []
+    monkeypatch.setattr(takeover, "_take_over", lambda *_: SimpleNamespace(close=taken.append))
+    store.put(layout.manifest(FLEET), manifest(spec(1)).to_bytes())
+    lane = Lane(name="lane-01", jobs="j", events="e", dead="d", fleet_id=FLEET, until=now() - timedelta(seconds=90))
+    store.put(layout.control(FLEET), control(beat=now(), controller="elsewhere:1").to_bytes())
+    takeover.close_abandoned(SETTINGS, store, lane)
+    assert taken == []
+    takeover.close_abandoned(SETTINGS, store, lane.model_copy(update={"until": now() - takeover.HANDING_OVER}))
+    assert taken == [takeover.PAST_DEADLINE]
+    store.put(layout.control(FLEET), control(beat=now(), controller="").to_bytes())
+    takeover.close_abandoned(SETTINGS, store, lane)
+    assert len(taken) == 2

@@ -24,7 +24,7 @@ from evalworker.poster import Poster
 from evalworker.process import Launcher
 from evalworker.processes import adopt_orphans, memory_free
 from evalworker.queues import Queue, QueueError, Received
-from evalworker.storage import StorageError, open_storage
+from evalworker.storage import Missing, StorageError, open_storage
 from evalworker.visibility import VisibilityKeeper
 from evalworker.worker import Config, Log, Worker
 
@@ -220,6 +220,8 @@ class Agent:
             return
         if message.fleet_id == self.config.fleet_id and message.round > self.worker.control.round:
             self._read_control()  # a new round may have brought new jobs
+        if message.fleet_id != self.config.fleet_id and not self._may_judge(received):
+            return
         spec = self._specs.get(message.job_id)
         if message.fleet_id != self.config.fleet_id or message.round < self.worker.control.round or spec is None:
             self.worker.log(
@@ -251,6 +253,27 @@ class Agent:
         threading.Thread(
             target=self._slot, args=(received.receipt, attempt), daemon=True, name=f"slot-{spec.job_id}"
         ).start()
+
+    def _may_judge(self, foreign: Received) -> bool:
+        """Whether the lane is still this fleet's, so that another's message is a left-over.
+
+        If it is not, the message is that of the lane's new fleet: it goes back, and this worker goes.
+        """
+        self._read_control()
+        try:
+            lane = Lane.from_json(self.worker.storage.get(layout.lane(self.config.lane)).body)
+        except Missing:
+            lane = None
+        except (StorageError, Unreadable) as error:
+            self.worker.log(f"reading the lane: {error}")
+            return False  # the message comes again by itself
+        ours = lane is not None and lane.fleet_id in (None, self.config.fleet_id)
+        if ours and self.worker.control.state != "ended":
+            return True
+        self.leave("over")
+        with contextlib.suppress(QueueError):
+            self.worker.jobs.extend([foreign.receipt], 0)
+        return False
 
     def _slot(self, receipt: str, attempt: Attempt) -> None:
         try:

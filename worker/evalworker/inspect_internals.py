@@ -281,7 +281,9 @@ def eval_set_arguments(
         except click.exceptions.Exit:
             pass
         except (ValueError, TypeError, OSError) as error:
-            raise InspectRefused(f"Inspect cannot read an option: {plain(str(error))}") from error
+            named = [name for name, value in params.items() if isinstance(value, str) and repr(value) in str(error)]
+            option = f"--{named[0].replace('_', '-')}" if named else "an option"
+            raise InspectRefused(f"Inspect cannot read {option}: {plain(str(error))}") from error
     if not captured:
         raise UnsupportedInspect("Inspect's eval-set command no longer calls eval_set as Inspect Fleet expects")
     return captured

@@ -19,6 +19,7 @@ from evalops.fleet import look, preflight, takeover
 from evalops.fleet.ledger import JobState
 from evalops.fleet.ownership import controller_gone
 from evalops.fleet.request import Request
+from evalops.fleet.stream import Fenced
 from evalops.fleet.view import line_of, scores_text
 from evalops.settings import settings
 from evalworker.aws import ServiceError
@@ -53,6 +54,8 @@ class FleetGroup(click.Group):
             return super().invoke(ctx)
         except ServiceError as error:
             ui.fail(str(error))
+        except Fenced as error:
+            ui.fail(str(error), ui.EXIT_LEFT_RUNNING)
 
 
 @click.group(cls=FleetGroup)
@@ -275,7 +278,9 @@ def stop(fleet_id: str, at_once: bool, json_output: bool) -> None:
     if control.state != "ended":
         if controller_gone(control):
             manifest = preflight.read_manifest(storage, surroundings, fleet_id)
-            takeover.attach(surroundings, storage, Request(quiet=True), manifest).run()
+            verdict = takeover.attach(surroundings, storage, Request(quiet=True), manifest).run()
+            if verdict.ending == "left":
+                ui.fail(f"the fleet {fleet_id} has not been stopped: {verdict.reason}", ui.EXIT_LEFT_RUNNING)
         else:
             _wait_for_end(storage, fleet_id)
     sight = _look(storage, fleet_id)

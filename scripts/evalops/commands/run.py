@@ -12,6 +12,7 @@ from evalops.commands.follow import follow
 from evalops.commands.params import Duration, RunId
 from evalops.fleet import preflight, submit
 from evalops.fleet.request import DEFAULT_WORKERS, FAR_SLOTS, Request, workers_of
+from evalops.fleet.stream import Fenced
 from evalops.fleet.workers import default_slots
 from evalops.infra.estate import Estate
 from evalops.inspect_options import InspectCommand, TypedArguments, given_names, typed_arguments, typed_options
@@ -175,7 +176,7 @@ def run_eval(ctx: click.Context, /, **options: Any) -> None:
     )
     try:
         _run(ctx, options, surroundings, request)
-    except (ServiceError, prices.BadPrices) as error:
+    except (ServiceError, Fenced, prices.BadPrices) as error:
         raise Failure(str(error), EXIT_USAGE) from error
 
 

@@ -68,11 +68,18 @@ def spending(records: Iterable[MachineRecord], as_of: datetime, at: datetime) ->
 
 
 class Book:
-    """One fleet's book. Entered by the pool, priced and stored by `store`."""
+    """One fleet's book. Entered by the pool, priced and stored by `store`.
 
-    def __init__(self, fleet_id: str, prices: Prices, records: Iterable[MachineRecord] = ()) -> None:
+    Attributes:
+        as_of: when it was last stored; None for a new one.
+    """
+
+    def __init__(
+        self, fleet_id: str, prices: Prices, records: Iterable[MachineRecord] = (), as_of: datetime | None = None
+    ) -> None:
         self._fleet_id = fleet_id
         self._prices = prices
+        self.as_of = as_of
         self.records = {record.instance_id: record for record in records}
 
     @classmethod
@@ -82,7 +89,7 @@ class Book:
             stored = MachineBook.from_json(storage.get(layout.machines(fleet_id)).body)
         except Missing:
             return cls(fleet_id, prices)
-        return cls(fleet_id, prices, stored.machines)
+        return cls(fleet_id, prices, stored.machines, stored.as_of)
 
     def launched(
         self, instance_id: str, instance_type: str, market: Market, at: datetime, zone: str | None = None
@@ -100,11 +107,11 @@ class Book:
         """An instance runs no more; the first time said counts."""
         record = self.records.get(instance_id)
         if record is not None and record.ended is None:
-            self.records[instance_id] = record.model_copy(update={"ended": at})
+            self.records[instance_id] = record.model_copy(update={"ended": max(at, record.launched)})
 
-    def all_ended(self, at: datetime) -> None:
-        """The fleet is over: all its instances have been terminated."""
-        for instance_id in list(self.records):
+    def all_ended(self, at: datetime, but: Iterable[str] = ()) -> None:
+        """The fleet is over: all its instances have been terminated, `but` those of which that is not known."""
+        for instance_id in self.records.keys() - set(but):
             self.ended(instance_id, at)
 
     def reckon(self, at: datetime) -> Spending:

@@ -9,13 +9,14 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from evalops.ec2.capacity import Instance, Launched, Source, decode_denial, launch
 from evalops.ec2.machines import Book
+from evalops.fleet.stream import read_events
 from evalops.fleet.workers import CannotLaunch, Lost
 from evalworker import aws
 from evalworker.contract.documents import Market
@@ -45,6 +46,7 @@ MANY = 500
 
 GONE = ("shutting-down", "terminated", "stopping", "stopped")
 BY_ITSELF = "Client.InstanceInitiatedShutdown"
+UNKNOWN = "InvalidInstanceID.NotFound"
 FLEET, LANE, OWNER, DEADLINE, ESTATE, BUCKET = (
     "fleet-id",
     "lane",
@@ -102,11 +104,12 @@ class Identity:
 
 @dataclass
 class Member:
-    """One instance of the fleet. Times in monotonic seconds."""
+    """One instance of the fleet. Times in monotonic seconds, but for `alive_at`: when EC2 last called it alive."""
 
     instance: Instance
     launched: float
     seen: bool = False
+    alive_at: datetime | None = None
     online: bool = False
     left_at: float | None = None
 
@@ -154,6 +157,7 @@ class Ec2Pool:
     _unclear: Ask | None = None
     _told: set[str] = field(default_factory=set)
     _gone: set[str] = field(default_factory=set)
+    _untold: list[Lost] = field(default_factory=list)
 
     # What the controller calls
 
@@ -164,28 +168,33 @@ class Ec2Pool:
 
     def adopt(self) -> int:
         """Take over the fleet's living instances, found by their tags. Raises ServiceError."""
-        for found in self._describe():
-            self._meet(found)
+        self._settle({entry["InstanceId"]: entry for entry in self._describe()})
         self.wanted = max(self.wanted, len(self.members))
         return len(self.members)
 
     def ended(self) -> list[Lost]:
         """Instances that EC2 says are gone or that never came online, each once; looks every `LOOK_S`, and asks for what is missing.
 
-        Raises CannotLaunch, ServiceError.
+        Raises CannotLaunch, ServiceError; what it had found by then is told by the next call.
         """
-        if self.clock() - self._looked < LOOK_S:
-            return []
-        self._looked = self.clock()
+        if self.clock() - self._looked >= LOOK_S:
+            self._looked = self.clock()
+            self._look()
+        told, self._untold = self._untold, []
+        return told
+
+    def _look(self) -> None:
         found = {entry["InstanceId"]: entry for entry in self._describe()}
         for entry in found.values():
             self._meet(entry)
-        lost = [gone for member in list(self.members.values()) if (gone := self._judge(member, found))]
-        for gone in lost:
-            self._forget(gone.instance_id)
+        for member in list(self.members.values()):
+            if gone := self._judge(member, found):
+                self._forget(gone.instance_id)
+                self._untold.append(gone)
+        # EC2 may not have known them when they were to end.
+        self._terminate(name for name in self._gone & found.keys() if found[name]["State"]["Name"] not in GONE)
         self._fill()
         self._reckon()
-        return lost
 
     def online(self, instance_id: str) -> None:
         """A worker has come online."""
@@ -202,7 +211,10 @@ class Ec2Pool:
     def lose(self, instance_id: str, reason: str) -> Lost | None:
         """End an instance that nobody hears of any more, if it is this fleet's. Raises ServiceError."""
         if instance_id in self.members:
-            self._terminate(entry["InstanceId"] for entry in self._describe() if entry["InstanceId"] == instance_id)
+            found = {entry["InstanceId"]: entry for entry in self._describe() if entry["InstanceId"] == instance_id}
+            for entry in found.values():
+                self._meet(entry)
+            self._terminate(found)
             self._forget(instance_id)
         return Lost(instance_id, reason, [])
 
@@ -220,9 +232,13 @@ class Ec2Pool:
     def stop(self, *, now: bool = False) -> None:
         """Terminate the fleet's instances: those that flush have done so, or EC2's shutdown tells them. Raises ServiceError."""
         self.wanted = 0
-        self._terminate(entry["InstanceId"] for entry in self._describe() if entry["State"]["Name"] not in GONE)
+        found = {entry["InstanceId"]: entry for entry in self._describe()}
+        self._settle(found)
+        for name in self.members.keys() - found.keys():
+            self._forget(name)
+        unknown = self._terminate(name for name, entry in found.items() if entry["State"]["Name"] not in GONE)
         self.members.clear()
-        self._reckon(over=True)
+        self._reckon(over=True, but=unknown)
 
     def cost(self) -> tuple[float | None, str | None]:
         """Dollars for the machines so far (None: not known) and what to know of the figure."""
@@ -295,9 +311,25 @@ class Ec2Pool:
             name, instance.instance_type, instance.market, at, found.get("Placement", {}).get("AvailabilityZone")
         )
         if found["State"]["Name"] in GONE:
-            self.book.ended(name, now())
-        elif name not in self.members and name not in self._gone:
+            self.book.ended(name, _ended_at(found) or now())
+            return
+        if name not in self.members and name not in self._gone:
             self.members[name] = Member(instance, self.clock(), seen=True)
+        if name in self.members:
+            self.members[name].alive_at = now()
+
+    def _settle(self, found: dict[str, dict[str, Any]]) -> None:
+        """Take note of all instances. EC2 forgets one an hour after its end: it is paid for up to its last sign of life."""
+        for entry in found.values():
+            self._meet(entry)
+        open_ = {name for name, record in self.book.records.items() if record.ended is None}
+        if unseen := open_ - found.keys() - self.members.keys():
+            signs: dict[str, datetime] = {}
+            for event in read_events(self.storage, self.identity.fleet_id):
+                signs[event.get("instance_id", "")] = datetime.fromisoformat(event["ts"])
+            for name in unseen:
+                known = [signs.get(name), self.book.as_of, self.book.records[name].launched]
+                self.book.ended(name, max(moment for moment in known if moment is not None))
 
     def _judge(self, member: Member, found: dict[str, dict[str, Any]]) -> Lost | None:
         """Whether an instance counts as gone, and why."""
@@ -322,28 +354,43 @@ class Ec2Pool:
     def _forget(self, instance_id: str) -> None:
         member = self.members.pop(instance_id)
         self._gone.add(instance_id)
-        self.book.ended(instance_id, now())
+        self.book.ended(instance_id, member.alive_at or now())
         if not member.left:
             self.wanted = max(0, self.wanted - 1)
 
-    def _terminate(self, instance_ids: Iterable[str]) -> None:
-        """Terminate instances that a look by our tags has just found. One that EC2 does not know any more needs no end."""
-        ids = list(instance_ids)
-        for start in range(0, len(ids), MANY):
-            try:
-                self.client.terminate_instances(InstanceIds=ids[start : start + MANY])
-            except (ClientError, BotoCoreError) as error:
-                if aws.explain(error).code != "InvalidInstanceID.NotFound":
-                    raise aws.ServiceError.of(error, "EC2 did not terminate the fleet's instances") from error
+    def _terminate(self, instance_ids: Iterable[str]) -> set[str]:
+        """Terminate instances that a look by our tags has just found; returns those that EC2 says it does not know.
 
-    def _reckon(self, *, over: bool = False) -> None:
+        One unknown instance makes EC2 refuse the whole call, so the others are asked for again.
+        """
+        ids, unknown = list(instance_ids), set[str]()
+        while ids:
+            try:
+                self.client.terminate_instances(InstanceIds=ids[:MANY])
+                del ids[:MANY]
+            except (ClientError, BotoCoreError) as error:
+                fault = aws.explain(error)
+                named = set(re.findall(r"i-[0-9a-f]+", fault.text)) & set(ids)
+                if fault.code != UNKNOWN or not named:
+                    raise aws.ServiceError.of(error, "EC2 did not terminate the fleet's instances") from error
+                unknown |= named
+                ids = [each for each in ids if each not in named]
+        return unknown
+
+    def _reckon(self, *, over: bool = False, but: Iterable[str] = ()) -> None:
         """Store what the machines have cost, now and then. Raises ServiceError."""
         if over:
-            self.book.all_ended(now())
+            self.book.all_ended(now(), but)
         elif self.clock() - self._booked < BOOK_S:
             return
         self._booked = self.clock()
         self.book.store(self.storage)
+
+
+def _ended_at(found: dict[str, Any]) -> datetime | None:
+    """When an instance ended, as EC2 tells in words: `User initiated (2026-11-29 14:05:33 GMT)`."""
+    told = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)", found.get("StateTransitionReason", ""))
+    return datetime.fromisoformat(told[1]).replace(tzinfo=UTC) if told else None
 
 
 def _instance(found: dict[str, Any]) -> Instance:

@@ -13,6 +13,7 @@ from evalops.ec2 import reap
 from evalops.ec2.pool import ESTATE, GONE
 from evalops.ec2.reap import MARK, Decision, FleetState, Thing
 from evalops.fleet import lanes, ownership, takeover
+from evalops.fleet.stream import Fenced
 from evalops.infra.estate import REMOVAL, Estate
 from evalops.settings import Settings
 from evalops.ui import Failure
@@ -20,7 +21,7 @@ from evalworker import aws
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, Lane
 from evalworker.contract.wire import Unreadable, now, stamp
-from evalworker.storage import Missing, Storage, StorageError
+from evalworker.storage import Changed, Missing, Storage, StorageError
 
 DEAD_FLEET = "its workers are gone and nobody drove it"
 
@@ -147,6 +148,9 @@ class Reaper:
             why = takeover.PAST_DEADLINE if lanes.expired(lane) else DEAD_FLEET
             try:
                 takeover.close_abandoned(self.settings, self.storage, lane, why)
+            except (Changed, Fenced):
+                yield Decision(decision.thing, "keep", "is being ended by somebody else")
+                return
             except (Failure, aws.ServiceError) as error:
                 self.failed.append(f"lane {lane.name}: {error}")
                 return

@@ -127,6 +127,7 @@ class Controller:
             spread = random.uniform(1.0, 1.5)  # noqa: S311 - jobs that were refused together shall not come back together
             job = self.fleet.ledger.jobs[outcome.retry.job_id]
             self.dispatch.schedule(job, outcome.retry.delay_s * spread)
+            self.fleet.roster.ended(outcome.retry.job_id)
         if outcome.compare is not None:
             job_ends.conclude(self.fleet, outcome.compare)
 
@@ -144,7 +145,8 @@ class Controller:
                 "slots": message.slots,
             }
         elif isinstance(message, WorkerDraining):
-            self.staff.goodbye(message)
+            if not self.staff.goodbye(message):
+                return
             event |= {"reason": message.reason, "handed_over": message.handed_over}
         elif isinstance(message, BootstrapFailed):
             if not fleet.roster.failed(message.instance_id):

@@ -221,10 +221,16 @@ class Ending:
         counts = f"{ledger.count('completed')} of {len(ledger.jobs)} jobs and {samples.completed} of {samples.total}"
         return f"{counts} samples completed" + (f"; {verdict.reason}" if verdict.reason else "")
 
+    def _owns_lane(self) -> bool:
+        """Whether the lane is this fleet's for certain: past the deadline another may have taken it."""
+        with self._fleet.surviving("the lane"):
+            return lanes.find(self._fleet.storage, self._fleet.fleet_id) is not None
+        return False
+
     def _empty_lane(self) -> None:
         """Leave nothing of this fleet in the queues of a lane that others will use; an embedded lane goes anyway."""
         fleet = self._fleet
-        if fleet.lane.endpoint is not None:
+        if fleet.lane.endpoint is not None or not self._owns_lane():
             return
         with fleet.surviving("the event queue"):
             self._inbox.discard()

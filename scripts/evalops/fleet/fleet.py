@@ -35,7 +35,7 @@ class Plan:
 
     Attributes:
         workers: how many workers to keep while there is work for them.
-        replacements: how many lost workers may be replaced in all.
+        replacements: how many lost workers may be replaced without a sample completed in between.
     """
 
     workers: int

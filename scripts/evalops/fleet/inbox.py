@@ -15,22 +15,24 @@ from evalworker.contract.wire import Unreadable
 ASLEEP_S = 20.0
 """A cycle that took longer: this process was suspended or hung, so the silence was its own."""
 
-HOLD_S = 0.1
-"""How long the end of an attempt waits for samples that another thread still has in its hand."""
+LATE_S = 2.0
+"""How long the end of an attempt waits for its last samples, which another thread may have in its hand, or SQS."""
+
+LOOK_S = 0.1
+"""Between two looks whether they have come."""
 
 
 class Inbox:
     """The events queue of one fleet.
 
-    Its threads mix up the order a little, and an end before its last samples means reading the log: ends come last, while much
-    comes after all that was received with them.
+    Order is not kept, and an end before its last samples would mean reading the log: such ends wait for them a little, unsettled.
     """
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._pump = Pump(fleet.events)
         self._heard: float | None = None
-        self._ends: list[tuple[AttemptDone, str]] = []
+        self._ends: list[tuple[AttemptDone, str, float]] = []
 
     def receive(self, apply: Callable[[FromWorker], None]) -> None:
         """Take what has come, in no order. Whoever could not be heard is not silent: the roster is told when that was our doing."""
@@ -43,24 +45,39 @@ class Inbox:
             fleet.roster.deaf(begun)
             return
         with fleet.surviving("the event queue"):
-            messages, heard_all = self._pump.take(HOLD_S) if self._ends else self._pump.take()
-            ends, self._ends = self._ends, []
+            messages, heard_all = self._pump.take(LOOK_S) if self._ends else self._pump.take()
             for received in messages:
                 message, kept = self.read(received.body)
                 if not kept:
                     continue
                 if isinstance(message, AttemptDone):
-                    (ends if heard_all else self._ends).append((message, received.receipt))
+                    self._ends.append((message, received.receipt, begun))
                     continue
                 if message is not None:
                     apply(message)
                 fleet.stream.settle(received.receipt)
-            for end, receipt in ends:
-                apply(end)
-                fleet.stream.settle(receipt)
+            ends, self._ends = self._ends, []
+            try:
+                while ends:
+                    end, receipt, since = ends[0]
+                    if self._is_early(end) and begun - since < LATE_S:
+                        self._ends.append(ends[0])
+                    else:
+                        apply(end)
+                        fleet.stream.settle(receipt)
+                    del ends[0]
+            finally:  # what could not be concluded now is tried again
+                self._ends = ends + self._ends
             if heard_all:
                 return
         fleet.roster.deaf(time.monotonic())
+
+    def _is_early(self, done: AttemptDone) -> bool:
+        """Whether a job has completed of which not all samples have been heard of yet; one without a digest is not compared."""
+        job = self._fleet.ledger.jobs.get(done.job_id)
+        if job is None or job.done is not None or not done.ended or done.status != "completed":
+            return False
+        return done.log is not None and done.digest is not None and len(job.said) < done.samples.total
 
     def read(self, body: str) -> tuple[FromWorker | None, bool]:
         """One message, None for what cannot be read or is another fleet's; and False for such a one that could not be kept aside.
@@ -112,7 +129,7 @@ class Inbox:
 
     def discard(self) -> None:
         """Receive no more of a fleet that has ended, and leave nothing received behind in a lane that others will use."""
-        left = [received.receipt for received in self._pump.stop(wait=True)] + [receipt for _, receipt in self._ends]
+        left = [received.receipt for received in self._pump.stop(wait=True)] + [receipt for _, receipt, _ in self._ends]
         self._ends = []
         if left:
             self._fleet.events.delete(left)

@@ -4,12 +4,14 @@ Called by the controller for what workers report, by `dispatch` for dead letters
 """
 
 import tempfile
+import time
 from pathlib import Path
 from typing import Literal
 
 from evalops.fleet.fleet import Fleet
 from evalops.fleet.ledger import JobState
 from evalworker import publish
+from evalworker.aws import ServiceError
 from evalworker.contract import layout
 from evalworker.contract.documents import JobDone
 from evalworker.contract.failures import Category
@@ -20,14 +22,22 @@ from evalworker.storage import AlreadyExists
 
 
 def conclude(fleet: Fleet, done: AttemptDone) -> None:
-    """Compare the job's log with the stream and write the job's end."""
+    """Compare the job's log with the stream and write the job's end.
+
+    Raises ServiceError when the log cannot be had now; the job is open as before, and the same call may work later.
+    """
     missing: list[SampleDone] = []
     if done.log is not None and not fleet.ledger.matches(done, _digest_of):
         try:
             missing = _read_samples(fleet, done)
-        except Exception as error:  # a log that cannot be read must not keep the job from ending
+        except Exception as error:
+            if isinstance(error, ServiceError) and (error.retryable or error.credentials):
+                fleet.ledger.jobs[done.job_id].ending = None
+                raise
+            # A log that cannot be read must not keep the job from ending
             fleet.warn(f"the job's log could not be compared: {error}", job_id=done.job_id)
     fleet.stream.append(fleet.ledger.conclude(done, missing))
+    fleet.roster.ended(done.job_id)
 
 
 def end_job(fleet: Fleet, job: JobState, status: Literal["failed", "cancelled"], category: Category, why: str) -> None:
@@ -44,7 +54,7 @@ def end_job(fleet: Fleet, job: JobState, status: Literal["failed", "cancelled"],
         ended=True,
         failure_category=category,
         error_summary=why,
-        duration_s=0.0,
+        duration_s=round(fleet.roster.busy_s(job_id, time.monotonic()), 3),
         samples=fleet.ledger.counts_of(job),
     )
     record = JobDone(fleet_id=fleet.fleet_id, job_id=job_id, round=round_, log=None, attempt_done=done)

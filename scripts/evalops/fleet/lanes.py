@@ -6,6 +6,7 @@ Ownership lasts to the fleet's deadline, not to a heartbeat, so a dead controlle
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
+from evalops.fleet.stream import Fenced
 from evalops.ui import note
 from evalworker.contract import layout
 from evalworker.contract.documents import Lane
@@ -52,7 +53,8 @@ def take(
     """Take the first lane that nobody owns, or whose owner is past its deadline; raises NoLane with who holds what.
 
     Args:
-        close: ends the fleet of a lane that is past its deadline (its last messages go to its own stream) and releases the lane.
+        close: ends the fleet of a lane that is past its deadline (its last messages go to its own stream) and releases the lane,
+            or leaves it to the controller that is doing so.
     """
     held: list[str] = []
     for lane, etag in lanes(storage):
@@ -63,10 +65,15 @@ def take(
                 until_text = f" until {lane.until:%Y-%m-%d %H:%M} UTC" if lane.until else ""
                 held.append(f"{lane.name}: {lane.fleet_id} of {lane.owner or 'nobody'}{until_text}")
                 continue
-            close(lane)
+            try:
+                close(lane)
+            except (Changed, Fenced):
+                held.append(f"{lane.name}: somebody else is ending {lane.fleet_id}")
+                continue
             stored = storage.get(layout.lane(lane.name))
             lane, etag = Lane.from_json(stored.body), stored.etag
-            if lane.fleet_id is not None:  # somebody else was faster
+            if lane.fleet_id is not None:  # it is still being ended, or somebody else was faster
+                held.append(f"{lane.name}: {lane.fleet_id} of {lane.owner or 'nobody'}")
                 continue
         owned = lane.model_copy(update={"fleet_id": fleet_id, "owner": owner, "until": until})
         try:

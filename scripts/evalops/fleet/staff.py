@@ -28,6 +28,9 @@ class Staff:
         self._fleet = fleet
         self._ending = ending
         self._first = fleet.plan.workers
+        self._owed = 0
+        self._replaced = 0
+        self._done = 0
 
     def start(self) -> None:
         """Launch as many workers as there is work for."""
@@ -39,31 +42,45 @@ class Staff:
         self._first = min(fleet.plan.workers, max(1, jobs))
         self._launch(self._first)
 
-    def goodbye(self, message: WorkerDraining) -> None:
-        """A worker goes. One whose machine is taken from it is replaced before it is gone."""
+    def goodbye(self, message: WorkerDraining) -> bool:
+        """A worker goes; False if that was known. One whose machine is taken from it is replaced before it is gone."""
         fleet = self._fleet
-        fleet.roster.left(message.instance_id)
+        if not fleet.roster.left(message.instance_id):
+            return False
         fleet.watch.gone(message.instance_id)
         fleet.pool.left(message.instance_id)
-        replaced = message.reason not in AS_IT_SHOULD and fleet.pool.stays
-        if replaced and fleet.verdict is None and fleet.ledger.open_jobs:
-            self._replace()
+        if message.reason not in AS_IT_SHOULD and fleet.pool.stays:
+            self._owed += 1  # many may go at once: the next look asks for all of them together
+        return True
 
     def look_after(self) -> None:
         """Notice who has gone, replace them, add some when that would help."""
         fleet = self._fleet
-        for _ in range(self._missing()):
-            if not fleet.stopping:
-                self._replace()
-        if fleet.stopping or fleet.verdict is not None or not fleet.ledger.open_jobs:
+        missing, self._owed = self._missing() + self._owed, 0
+        if missing and self._working:
+            self._replace(missing)
+        if not self._working or fleet.pool.waiting_for is not None:  # what is missing is being asked for already
             return
         if fleet.pool.alive == 0:
             if (
                 not self._ending.asked_to_stop()
             ):  # the workers may have obeyed `ct fleet stop` before this controller has read it
-                self._replace()
-        elif fleet.pool.alive < fleet.plan.workers and fleet.plan.replacements > 0 and fleet.every("growth", GROW_S):
+                self._replace(1)
+        elif fleet.pool.alive < fleet.plan.workers and fleet.every("growth", GROW_S) and self._may_replace > 0:
             self._grow()
+
+    @property
+    def _working(self) -> bool:
+        """Whether there is anything left for workers to do."""
+        fleet = self._fleet
+        return not fleet.stopping and fleet.verdict is None and bool(fleet.ledger.open_jobs)
+
+    @property
+    def _may_replace(self) -> int:
+        """How many more workers may be replaced: a fleet that gets on may lose as many again."""
+        if (done := self._fleet.ledger.samples.completed) > self._done:
+            self._done, self._replaced = done, 0
+        return self._fleet.plan.replacements - self._replaced
 
     def _missing(self) -> int:
         """How many of those that have gone are to be replaced."""
@@ -95,14 +112,15 @@ class Staff:
         # While none has ever come online, others that still boot are waited for: when all fail, so would their replacements.
         return fate == "lost" or fleet.roster.any_online or fleet.pool.alive == 0
 
-    def _replace(self) -> None:
+    def _replace(self, count: int) -> None:
+        """Ask for others in place of `count` workers, as far as the bound allows."""
         fleet = self._fleet
         if fleet.roster.failed_boots >= self._first and not fleet.roster.any_online:
             self._ending.begin(Verdict("stopped", "no worker could start; see the bootstrap_failed events"))
-        elif fleet.plan.replacements > 0:
-            fleet.plan.replacements -= 1
-            self._launch(1)
-        elif fleet.pool.alive == 0:
+        elif (count := min(count, self._may_replace)) > 0:
+            self._replaced += count
+            self._launch(count)
+        elif fleet.pool.alive == 0 and fleet.pool.waiting_for is None:
             self._ending.begin(Verdict("stopped", "too many workers were lost"))
 
     def _grow(self) -> None:

@@ -4,13 +4,14 @@ Called by commands, by `submit` when a run is resumed or a lane is needed, and b
 """
 
 import time
+from datetime import timedelta
 
 from evalops.fleet import lanes
 from evalops.fleet.assemble import fleet_of, fleet_start
 from evalops.fleet.controller import Controller
 from evalops.fleet.fleet import Fleet
 from evalops.fleet.ledger import Ledger
-from evalops.fleet.ownership import controller_name, refuse_if_driven
+from evalops.fleet.ownership import controller_gone, controller_name, refuse_if_driven
 from evalops.fleet.request import Request, workers_of
 from evalops.fleet.stream import Fenced
 from evalops.fleet.workers import NoPool, Pool
@@ -23,6 +24,9 @@ from evalworker.storage import Missing, Storage
 
 CLAIM_TRIES = 5
 """Readings of the stream by a new controller; the one before it can write a segment at most once after each."""
+
+HANDING_OVER = timedelta(minutes=5)
+"""How long after its deadline a fleet with a living controller is left to end by itself: workers hand over, messages come back."""
 
 PAST_DEADLINE = "its deadline passed while nobody drove it"
 
@@ -50,7 +54,8 @@ def attach(settings: Settings, storage: Storage, request: Request, manifest: Man
 def close_abandoned(settings: Settings, storage: Storage, lane: Lane, why: str = PAST_DEADLINE) -> None:
     """Write the end of a fleet that is past its deadline (or dead) and has no controller, and release its lane.
 
-    What its workers had said goes to its own segments first, so its summary is true.
+    What its workers had said goes to its own segments first, so its summary is true. A controller that lives ends it itself: then
+    nothing is done. Raises Fenced, Changed when somebody else does the same and is faster.
     """
     assert lane.fleet_id is not None
     try:
@@ -62,6 +67,8 @@ def close_abandoned(settings: Settings, storage: Storage, lane: Lane, why: str =
         return
     if control.state == "ended":  # killed between its last word and the release
         lanes.release(storage, lane)
+        return
+    if not controller_gone(control) and lane.until is not None and now() < lane.until + HANDING_OVER:
         return
     pool = NoPool() if manifest.machines is None else None  # of a fleet on EC2, machines that still run are ended too
     controller = _take_over(settings, storage, Request(quiet=True), manifest, lane, pool)
