@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -176,6 +177,18 @@ def packed(path: Path, info: zipfile.ZipInfo) -> bytes:
     at = info.header_offset
     skip = 30 + int.from_bytes(data[at + 26 : at + 28], "little") + int.from_bytes(data[at + 28 : at + 30], "little")
     return data[at + skip : at + skip + info.compress_size]
+
+
+def test_the_metadata_of_a_samples_epochs_is_held_once(bench: Bench, tmp_path: Path) -> None:
+    metadata: dict[str, dict[str, Any]] = {}
+    order = Whole(bench.tasks["groups_epochs"].ids, bench.tasks["groups_epochs"].epochs).order()
+    with ExitStack() as stack:
+        shards = [merging._open(shard["groups_epochs"], stack) for shard in bench.shards]
+        target = stack.enter_context(zipfile.ZipFile(tmp_path / "x.zip", "w"))
+        scored = [merging._take(found, target, metadata) for found in merging._collect(shards, order).values()]
+    assert len(scored) > len(metadata) == 9
+    assert len({id(sample.metadata) for sample in scored}) == 9
+    assert all(sample.metadata["weight"] == sample.id for sample in scored)
 
 
 def test_times_usage_and_ids_of_the_whole(bench: Bench, tmp_path: Path) -> None:

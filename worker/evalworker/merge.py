@@ -5,6 +5,7 @@ from all samples' scores. Called by the job that merges (`evalworker.merge_job`)
 writes local files alone.
 """
 
+import json
 import re
 import uuid
 import zipfile
@@ -118,7 +119,8 @@ def merge(sources: Iterable[Path], folder: Path, whole: Whole, task: LiveTask) -
         placed = [found[key] for key in sorted(found, key=order.__getitem__)]
         path = folder / _name(shards[0].header)
         with zipfile.ZipFile(path, "w", compression=_compression()) as target:
-            scored = [_take(each, target) for each in placed]
+            metadata: dict[str, dict[str, Any]] = {}
+            scored = [_take(each, target, metadata) for each in placed]
             header, reductions = _header(shards, whole, task, scored, placed)
             _write(target, header, reductions, [each.summary for each in placed])
     return Merged(path, header, [each.summary for each in placed], _missing(shards, whole, found))
@@ -173,15 +175,21 @@ def _collect(shards: list[_Shard], order: dict[Key, tuple[int, int]]) -> dict[Ke
     return found
 
 
-def _take(each: _Found, target: zipfile.ZipFile) -> ScoredSample:
-    """Copy a sample, and read of it what its results need: summaries cut texts, so they will not do."""
+def _take(each: _Found, target: zipfile.ZipFile, metadata: dict[str, dict[str, Any]]) -> ScoredSample:
+    """Copy a sample, and read of it what its results need: summaries cut texts, so they will not do.
+
+    `metadata` holds that of each sample's first epoch: it is mostly that of all, and may be large.
+    """
     zipmembers.copy_member(each.shard.raw, each.info, target)
     head = zipmembers.head_of(each.shard.archive, each.info, {"scores", "metadata"})
+    own = head.get("metadata") or {}
+    first = metadata.setdefault(sample_key(each.summary.id, 1)[0], own)
+    same = first is own or json.dumps(first) == json.dumps(own)  # as texts, or 1 were True
     return ScoredSample(
         id=each.summary.id,
         epoch=each.summary.epoch,
         scores={name: Score.model_validate(score) for name, score in (head.get("scores") or {}).items()},
-        metadata=head.get("metadata") or {},
+        metadata=first if same else own,
         errored=each.summary.error is not None,
     )
 
