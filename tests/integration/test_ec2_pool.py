@@ -554,7 +554,12 @@ def test_what_is_not_ours_is_not_touched(world: World) -> None:
 def test_orphan_disks_and_broken_uploads_go(world: World) -> None:
     ec2, s3 = world.client("ec2"), world.client("s3")
     zone = ec2.describe_availability_zones()["AvailabilityZones"][0]["ZoneName"]
-    tags = [{"ResourceType": "volume", "Tags": [{"Key": "inspect-fleet", "Value": world.name}]}]
+    own = {
+        "inspect-fleet": world.name,
+        "Name": f"inspect-fleet-{world.name}-worker",
+        "inspect-fleet-bucket": world.estate.bucket,
+    }
+    tags = [{"ResourceType": "volume", "Tags": [{"Key": key, "Value": value} for key, value in own.items()]}]
     volume = ec2.create_volume(AvailabilityZone=zone, Size=1, TagSpecifications=tags)["VolumeId"]
     ec2.create_volume(AvailabilityZone=zone, Size=1)
     s3.create_multipart_upload(Bucket=world.estate.bucket, Key=f"{FLEET}/x.eval")  # moto: each began in 2010

@@ -6,7 +6,7 @@ of EC2 holds 5 calls and gains 2 a second, so many instances are asked for at on
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -31,6 +31,9 @@ RETRYABLE = frozenset(
     }
 )
 """Errors after which other types, the other market or a little time may serve."""
+
+NONE_CAME = frozenset(code for code in RETRYABLE if "Capacity" in code) | {"InsufficientFreeAddressesInSubnet"}
+"""Errors that say for certain that nothing was launched, whatever their HTTP status."""
 
 QUOTAS = {
     "spot": ("All Standard Spot Instance Requests", "L-34B43A08"),
@@ -136,7 +139,11 @@ def launch(client: Any, source: Source, count: int, market: Market, tags: dict[s
         if fault.credentials:
             raise aws.ServiceError.of(error, "EC2 cannot be asked for instances") from error
         body = error.response.get("Error", {})
-        return sort([explain(body.get("Code", ""), body.get("Message", ""), market, count)])
+        told = explain(body.get("Code", ""), body.get("Message", ""), market, count)
+        answered = sort([replace(told, retryable=told.retryable or fault.retryable)])
+        # Of a server error, or a request that had been sent before, nobody knows what came; "no capacity" is an answer.
+        answered.unclear = told.code not in NONE_CAME and (fault.status >= 500 or fault.resent)
+        return answered
     except BotoCoreError as error:
         fault = aws.explain(error)
         if fault.credentials:

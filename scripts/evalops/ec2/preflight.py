@@ -135,10 +135,10 @@ def _vcpu_entries(ec2: Any, types: tuple[str, ...]) -> list[dict[str, Any]]:
     try:
         pages = ec2.get_paginator("describe_instance_types").paginate(InstanceTypes=list(types))
         return [entry for page in pages for entry in page["InstanceTypes"]]
-    except ClientError as error:
+    except (ClientError, BotoCoreError) as error:
         fault = aws.explain(error)
         if fault.code == "InvalidInstanceType":
-            fail(f"--instance-type: {error.response['Error']['Message']}")
+            fail(f"--instance-type: {fault.text.removeprefix(f'{fault.code}: ')}")
         fail(f"the instance types cannot be looked at: {fault.text}")
 
 
@@ -163,7 +163,7 @@ def _described(ec2: Any, images: list[str]) -> list[dict[str, Any]]:
     choose = "choose another with --ami or `ct cloud amis --activate`, or run `make ami`"
     try:
         found: list[dict[str, Any]] = ec2.describe_images(ImageIds=images)["Images"]
-    except ClientError as error:
+    except (ClientError, BotoCoreError) as error:
         fault = aws.explain(error)
         if fault.code.startswith("InvalidAMIID"):
             fail(f"the image {', '.join(images)} does not exist: {choose}")
