@@ -465,6 +465,14 @@ def test_what_cannot_be_launched_is_refused_in_a_sentence(world: World, choice: 
     assert raised.value.message.startswith(said)
 
 
+def test_a_run_goes_on_with_the_image_that_it_had(world: World) -> None:
+    name = world.estate.workers.images["x86_64"]
+    ssm = world.client("ssm")
+    stored = ssm.get_parameter(Name=name)["Parameter"]["Value"]
+    ssm.put_parameter(Name=name, Value="ami-0123456789abcdef0", Overwrite=True)
+    assert preflight.machines(world.estate, wanted(images={"x86_64": stored})).images == {"x86_64": stored}
+
+
 def test_an_image_that_is_gone_is_refused(world: World) -> None:
     name = world.estate.workers.images["x86_64"]
     world.client("ssm").put_parameter(Name=name, Value="ami-0123456789abcdef0", Overwrite=True)

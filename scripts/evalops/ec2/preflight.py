@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -27,13 +27,17 @@ SPOT_FIRST: list[Market] = ["spot", "on-demand"]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user wants of the machines; see the options of `ct run eval` for each."""
+    """What the user wants of the machines; see the options of `ct run eval` for each.
+
+    `images`: by architecture, those with which a run goes on.
+    """
 
     workers: int
     markets: list[Market]
     on_demand_base: int = 0
     instance_types: tuple[str, ...] = ()
     image: str | None = None
+    images: dict[str, str] = field(default_factory=dict)
 
 
 def surroundings(settings: Settings) -> tuple[Settings, Estate]:
@@ -143,18 +147,22 @@ def _vcpu_entries(ec2: Any, types: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def _images(ec2: Any, estate: Estate, wanted: Wanted, types: dict[str, list[str]]) -> dict[str, str]:
-    """The image of each architecture that is used: --ami, or what the estate's parameter says now."""
+    """The image of each architecture that is used: --ami, that of a run that goes on, or what the estate's parameter says now."""
     if wanted.image is not None:
         (image,) = _described(ec2, [wanted.image])
         return {image["Architecture"]: wanted.image}
-    names = {estate.workers.images[architecture]: architecture for architecture in types}
+    kept = {architecture: wanted.images[architecture] for architecture in types if architecture in wanted.images}
+    names = {estate.workers.images[architecture]: architecture for architecture in types if architecture not in kept}
+    if not names:
+        _described(ec2, list(kept.values()))
+        return kept
     try:
         answer = aws.client("ssm", estate.region).get_parameters(Names=list(names))
     except (ClientError, BotoCoreError) as error:
         fail(f"the workers' image cannot be looked up: {aws.explain(error).text}")
     if answer.get("InvalidParameters"):
         fail(f"there is no parameter {answer['InvalidParameters'][0]}: run `make apply`")
-    images = {names[item["Name"]]: item["Value"] for item in answer["Parameters"]}
+    images = kept | {names[item["Name"]]: item["Value"] for item in answer["Parameters"]}
     _described(ec2, list(images.values()))
     return images
 
