@@ -170,3 +170,29 @@ def test_a_network_that_fails_during_the_preflight_is_a_sentence() -> None:
         preflight._vcpu_entries(Away(), ("m5.large",))
     with pytest.raises(Failure, match="the image ami-1 cannot be looked at: Could not connect"):
         preflight._described(Away(), ["ami-1"])
+
+
+@pytest.mark.parametrize(
+    ("market", "name", "code"),
+    [
+        ("spot", "m7i.large", "L-34B43A08"),
+        ("on-demand", "is4gen.large", "L-1216C47A"),
+        ("on-demand", "g5.xlarge", "L-DB2E81BA"),
+        ("spot", "inf2.xlarge", "L-B5D1601B"),
+        ("spot", "p4d.24xlarge", "L-7212CCBC"),
+        ("spot", "p5.48xlarge", None),
+        ("on-demand", "p5.48xlarge", "L-417A185B"),
+        ("spot", "x2idn.16xlarge", "L-E3A00192"),
+        ("spot", "trn1.2xlarge", None),
+    ],
+)
+def test_each_instance_type_counts_against_its_own_quota(market: Any, name: str, code: str | None) -> None:
+    found = capacity.quota_of(market, name)
+    assert (found and found[1]) == code
+
+
+def test_a_quota_that_is_used_up_is_named_by_the_type_that_met_it() -> None:
+    template = {"LaunchTemplateSpecification": {"LaunchTemplateId": "lt-1"}, "Overrides": {"InstanceType": "g5.xlarge"}}
+    error = {"ErrorCode": "VcpuLimitExceeded", "ErrorMessage": "limit of 8", "LaunchTemplateAndOverrides": template}
+    (found,) = launch({"Errors": [error], "Instances": []}, "on-demand").final
+    assert found.sentence.startswith("the quota Running On-Demand G and VT instances (L-DB2E81BA) is 8 vCPUs: 4 more")

@@ -11,7 +11,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from evalops.cloud import payload
-from evalops.ec2.capacity import QUOTAS, Source
+from evalops.ec2.capacity import Source, quota_of
 from evalops.infra.doctor import DEBIAN
 from evalops.infra.estate import Estate, read_estate
 from evalops.settings import Settings
@@ -187,21 +187,28 @@ def _described(ec2: Any, images: list[str]) -> list[dict[str, Any]]:
 def _check_quota(ec2: Any, estate: Estate, wanted: Wanted, types: dict[str, list[str]]) -> None:
     """Refuse what cannot ever run at once; a quota that cannot be looked at is met at the launch."""
     names = tuple(name for some in types.values() for name in some)
-    least = min((entry["VCpuInfo"]["DefaultVCpus"] for entry in _vcpu_entries(ec2, names)), default=1)
-    limits: dict[Market, float] = {}
+    sizes = {entry["InstanceType"]: int(entry["VCpuInfo"]["DefaultVCpus"]) for entry in _vcpu_entries(ec2, names)}
+    least: dict[tuple[str, str], int] = {}  # by quota: the vCPUs of the smallest type that counts against it
     for market in wanted.markets:
+        for name, size in sizes.items():
+            if (quota := quota_of(market, name)) is None:
+                return  # as one that cannot be looked at: what it allows may be enough
+            least[quota] = min(size, least.get(quota, size))
+    limits: dict[tuple[str, str], float] = {}
+    for quota in least:
         try:
             answer = aws.client("service-quotas", estate.region).get_service_quota(
-                ServiceCode="ec2", QuotaCode=QUOTAS[market][1]
+                ServiceCode="ec2", QuotaCode=quota[1]
             )
-            limits[market] = answer["Quota"]["Value"]
+            limits[quota] = answer["Quota"]["Value"]
         except (ClientError, BotoCoreError, KeyError):
             return
-    need = wanted.workers * least
-    if need > sum(limits.values()):
-        name, code = QUOTAS[wanted.markets[0]]
-        shown = " and ".join(f"{QUOTAS[market][0]} is {value:.0f}" for market, value in limits.items())
+    room = sum(int(limits[quota] // size) for quota, size in least.items())
+    if wanted.workers > room:
+        (name, code), *_ = least
+        need = wanted.workers * min(least.values())
+        shown = " and ".join(f"{quota[0]} is {value:.0f}" for quota, value in limits.items())
         fail(
             f"{wanted.workers} workers need {need} vCPUs and the quota {shown}: lower --max-workers to "
-            f"{int(sum(limits.values()) // least)}, or ask for more of {name} ({code}) in Service Quotas"
+            f"{room}, or ask for more of {name} ({code}) in Service Quotas"
         )
