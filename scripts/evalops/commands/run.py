@@ -367,7 +367,8 @@ def _print_estimate(
     if target.estate is not None and machines is not None:
         from evalops.ec2 import estimate
 
-        seen = estimate.estimate(preflight.open_root(target.surroundings), target.estate, machines, jobs, workers)
+        storage, slots = preflight.open_root(target.surroundings), request.slots or FAR_SLOTS
+        seen = estimate.estimate(storage, target.estate, machines, jobs, workers, slots)
         found |= seen.record()
     if json_output:
         emit_json(found)
