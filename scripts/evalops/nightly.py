@@ -170,7 +170,7 @@ def _store(known: dict[str, dict[str, str]], path: Path) -> None:
 
 
 def run_eval(arguments: list[str]) -> Ended:
-    """`ct run eval` with these words, to its end; its remarks go to stderr as they come."""
+    """`ct run eval` with these words, to its end; its last remark stands for a reason where its record has none."""
     command = [sys.executable, "-P", "-m", "evalops", "ct", "run", "eval", *arguments, "--yes", "--json"]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"

@@ -465,6 +465,14 @@ def test_what_cannot_be_launched_is_refused_in_a_sentence(world: World, choice: 
     assert raised.value.message.startswith(said)
 
 
+def test_a_run_goes_on_with_the_image_that_it_had(world: World) -> None:
+    name = world.estate.workers.images["x86_64"]
+    ssm = world.client("ssm")
+    stored = ssm.get_parameter(Name=name)["Parameter"]["Value"]
+    ssm.put_parameter(Name=name, Value="ami-0123456789abcdef0", Overwrite=True)
+    assert preflight.machines(world.estate, wanted(images={"x86_64": stored})).images == {"x86_64": stored}
+
+
 def test_an_image_that_is_gone_is_refused(world: World) -> None:
     name = world.estate.workers.images["x86_64"]
     world.client("ssm").put_parameter(Name=name, Value="ami-0123456789abcdef0", Overwrite=True)
@@ -554,7 +562,12 @@ def test_what_is_not_ours_is_not_touched(world: World) -> None:
 def test_orphan_disks_and_broken_uploads_go(world: World) -> None:
     ec2, s3 = world.client("ec2"), world.client("s3")
     zone = ec2.describe_availability_zones()["AvailabilityZones"][0]["ZoneName"]
-    tags = [{"ResourceType": "volume", "Tags": [{"Key": "inspect-fleet", "Value": world.name}]}]
+    own = {
+        "inspect-fleet": world.name,
+        "Name": f"inspect-fleet-{world.name}-worker",
+        "inspect-fleet-bucket": world.estate.bucket,
+    }
+    tags = [{"ResourceType": "volume", "Tags": [{"Key": key, "Value": value} for key, value in own.items()]}]
     volume = ec2.create_volume(AvailabilityZone=zone, Size=1, TagSpecifications=tags)["VolumeId"]
     ec2.create_volume(AvailabilityZone=zone, Size=1)
     s3.create_multipart_upload(Bucket=world.estate.bucket, Key=f"{FLEET}/x.eval")  # moto: each began in 2010

@@ -4,11 +4,12 @@ from typing import Any
 
 import botocore.session
 import pytest
-from botocore.exceptions import ReadTimeoutError
+from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
 from botocore.stub import ANY, Stubber
 
-from evalops.ec2 import capacity
+from evalops.ec2 import capacity, preflight
 from evalops.ec2.capacity import Instance, Source
+from evalops.ui import Failure
 from evalworker.aws import ServiceError
 
 SOURCE = Source(
@@ -130,6 +131,23 @@ def test_no_answer_leaves_open_whether_something_was_launched(monkeypatch: pytes
     assert [error.retryable for error in found.retryable] == [True]
 
 
+@pytest.mark.parametrize(
+    ("code", "status", "retries", "unclear"),
+    [
+        ("InternalFailure", 500, 0, True),
+        ("InternalError", 500, 0, True),
+        ("RequestThrottled", 429, 1, True),
+        ("RequestThrottled", 429, 0, False),
+        ("InsufficientInstanceCapacity", 500, 0, False),
+    ],
+)
+def test_an_error_of_the_service_may_hide_instances_and_is_not_the_end(
+    code: str, status: int, retries: int, unclear: bool
+) -> None:
+    found = launch(None, service_error_code=code, http_status_code=status, response_meta={"RetryAttempts": retries})
+    assert ([error.code for error in found.retryable], found.final, found.unclear) == ([code], [], unclear)
+
+
 def test_an_encoded_denial_is_decoded() -> None:
     sts = client("sts")
     sentence = "these credentials may not launch workers: no. Encoded authorization failure message: abc"
@@ -141,3 +159,40 @@ def test_an_encoded_denial_is_decoded() -> None:
         stub.add_client_error("decode_authorization_message", "AccessDenied")
         assert capacity.decode_denial(sts, sentence) == "these credentials may not launch workers: no."
     assert capacity.decode_denial(sts, "plain") == "plain"
+
+
+def test_a_network_that_fails_during_the_preflight_is_a_sentence() -> None:
+    class Away:
+        def __getattr__(self, name: str) -> Any:
+            raise EndpointConnectionError(endpoint_url="https://ec2")
+
+    with pytest.raises(Failure, match="the instance types cannot be looked at: Could not connect"):
+        preflight._vcpu_entries(Away(), ("m5.large",))
+    with pytest.raises(Failure, match="the image ami-1 cannot be looked at: Could not connect"):
+        preflight._described(Away(), ["ami-1"])
+
+
+@pytest.mark.parametrize(
+    ("market", "name", "code"),
+    [
+        ("spot", "m7i.large", "L-34B43A08"),
+        ("on-demand", "is4gen.large", "L-1216C47A"),
+        ("on-demand", "g5.xlarge", "L-DB2E81BA"),
+        ("spot", "inf2.xlarge", "L-B5D1601B"),
+        ("spot", "p4d.24xlarge", "L-7212CCBC"),
+        ("spot", "p5.48xlarge", None),
+        ("on-demand", "p5.48xlarge", "L-417A185B"),
+        ("spot", "x2idn.16xlarge", "L-E3A00192"),
+        ("spot", "trn1.2xlarge", None),
+    ],
+)
+def test_each_instance_type_counts_against_its_own_quota(market: Any, name: str, code: str | None) -> None:
+    found = capacity.quota_of(market, name)
+    assert (found and found[1]) == code
+
+
+def test_a_quota_that_is_used_up_is_named_by_the_type_that_met_it() -> None:
+    template = {"LaunchTemplateSpecification": {"LaunchTemplateId": "lt-1"}, "Overrides": {"InstanceType": "g5.xlarge"}}
+    error = {"ErrorCode": "VcpuLimitExceeded", "ErrorMessage": "limit of 8", "LaunchTemplateAndOverrides": template}
+    (found,) = launch({"Errors": [error], "Instances": []}, "on-demand").final
+    assert found.sentence.startswith("the quota Running On-Demand G and VT instances (L-DB2E81BA) is 8 vCPUs: 4 more")

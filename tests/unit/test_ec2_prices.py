@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import botocore.session
@@ -10,10 +11,10 @@ from botocore.stub import ANY, Stubber
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalops.ec2 import prices
+from evalops.ec2 import estimate, prices
 from evalops.ec2.machines import Book, spending
 from evalops.ec2.prices import Prices, Quote, Step
-from evalworker.contract.documents import MachineRecord
+from evalworker.contract.documents import JobSpec, MachineRecord
 
 T0 = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 
@@ -143,3 +144,13 @@ def test_an_end_counts_once_and_a_zone_is_completed() -> None:
     book.ended("i-1", at(5))
     book.all_ended(at(9))
     assert book.records["i-1"] == record("i-1", zone="a", ended=at(5))
+
+
+def test_an_estimate_counts_the_jobs_that_a_worker_runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [JobSpec(job_id=f"{n:016x}", task="t.py@t", name="t", model="m", samples=1) for n in range(4)]
+    past = {spec.job_id: estimate.Past("f", 3600.0, None) for spec in jobs}
+    monkeypatch.setattr(estimate, "earlier", lambda *_: past)
+    monkeypatch.setattr(estimate, "rates", lambda *_: [])
+    nothing: Any = SimpleNamespace(region="us-east-1")
+    assert estimate.estimate(nothing, nothing, nothing, jobs, 1, 1).hours == 4
+    assert estimate.estimate(nothing, nothing, nothing, jobs, 1, 2).hours == 2

@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,12 +11,14 @@ from evalops.ec2 import reap, reaper
 from evalops.ec2.reap import FleetState, Thing, decide
 from evalops.fleet.stream import Fenced
 from evalops.settings import Settings
-from evalworker.contract.documents import Lane
+from evalworker.contract import layout
+from evalworker.contract.documents import Control, Lane, Machines, Manifest
 from evalworker.contract.wire import stamp
 from evalworker.storage import Changed, LocalStorage
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 FLEET = "2026-11-29-08-05-33-1a2b3c4d"
+OWN = {"Name": "inspect-fleet-default-worker", "inspect-fleet-bucket": "ours"}
 
 
 def ago(**amount: float) -> datetime:
@@ -45,12 +48,16 @@ RUNNING, ENDED = FleetState("running"), FleetState("ended")
         (instance(ago(minutes=9), fleet_id=FLEET), ENDED, "keep", "is only 9 min old"),
         (instance(), ENDED, "keep", "is no worker of a fleet"),
         (instance(fleet_id="../../x"), ENDED, "keep", "has a tag fleet-id that is no fleet's id"),
-        (Thing("volume", "vol-1", ago(hours=1), {}, "available"), RUNNING, "mark", "is a worker's disk"),
-        (Thing("volume", "vol-1", ago(minutes=1), {}, "available"), RUNNING, "keep", "is only 1 min old"),
+        (Thing("volume", "vol-1", ago(hours=1), OWN, "available"), RUNNING, "mark", "is a worker's disk"),
+        (Thing("volume", "vol-1", ago(hours=1), {}, "available"), RUNNING, "keep", "is no worker's disk"),
+        (Thing("volume", "vol-1", ago(hours=1), OWN | {"Name": "data"}, "available"), RUNNING, "keep", "is no worker's disk"),
+        (instance(fleet_id=FLEET, inspect_fleet_bucket="other"), FleetState(None, missing=True), "keep", "keeps its records in"),
+        (instance(fleet_id=FLEET, inspect_fleet_bucket="ours"), ENDED, "mark", "belongs to"),
+        (Thing("volume", "vol-1", ago(minutes=1), OWN, "available"), RUNNING, "keep", "is only 1 min old"),
     ],
 )  # fmt: skip
 def test_a_first_pass_marks_and_ends_nothing(thing: Thing, fleet: FleetState, action: str, reason: str) -> None:
-    (decision,) = decide([thing], {FLEET: fleet}, NOW)
+    (decision,) = decide([thing], {FLEET: fleet}, NOW, OWN)
     assert decision.action == action
     assert decision.reason.startswith(reason)
 
@@ -60,38 +67,63 @@ def marked(minutes: float) -> Thing:
 
 
 def test_a_later_pass_ends_what_was_marked() -> None:
-    (decision,) = decide([marked(6)], {FLEET: ENDED}, NOW)
+    (decision,) = decide([marked(6)], {FLEET: ENDED}, NOW, OWN)
     assert (decision.action, decision.reason.split(";")[0]) == ("end", f"belongs to {FLEET}, which has ended")
 
 
 def test_a_mark_must_have_stood_for_a_while() -> None:
-    (decision,) = decide([marked(2)], {FLEET: ENDED}, NOW)
+    (decision,) = decide([marked(2)], {FLEET: ENDED}, NOW, OWN)
     assert (decision.action, decision.reason.endswith("marked 2 min ago, ended after 5 min")) == ("keep", True)
 
 
 def test_a_mark_is_taken_back_when_the_fleet_lives() -> None:
-    assert [each.action for each in decide([marked(60)], {FLEET: RUNNING}, NOW)] == ["unmark"]
+    assert [each.action for each in decide([marked(60)], {FLEET: RUNNING}, NOW, OWN)] == ["unmark"]
     again = instance(fleet_id=FLEET, inspect_fleet_reap="")
-    assert [each.action for each in decide([again], {FLEET: ENDED}, NOW)] == ["mark"]
+    assert [each.action for each in decide([again], {FLEET: ENDED}, NOW, OWN)] == ["mark"]
 
 
 def test_what_is_gone_already_is_left_out() -> None:
     gone = [instance(state=state, fleet_id=FLEET) for state in ("terminated", "shutting-down")]
-    assert decide(gone, {FLEET: ENDED}, NOW) == []
+    assert decide(gone, {FLEET: ENDED}, NOW, OWN) == []
 
 
 def test_a_pass_ends_only_so_many() -> None:
-    found = decide([marked(6)] * (reap.MOST + 3), {FLEET: ENDED}, NOW)
+    found = decide([marked(6)] * (reap.MOST + 3), {FLEET: ENDED}, NOW, OWN)
     assert [each.action for each in found] == ["end"] * reap.MOST + ["keep"] * 3
     assert found[-1].reason.endswith(f"but a pass ends {reap.MOST} things")
 
 
 def test_uploads_go_by_age() -> None:
-    old, young = (Thing("upload", name, ago(hours=hours)) for name, hours in (("a", 25), ("b", 23)))
+    old, young = (Thing("upload", name, ago(hours=hours)) for name, hours in ((f"{FLEET}/a", 25), ("partial/b", 23)))
     assert [(each.action, each.reason) for each in reap.uploads([old, young], NOW)] == [
         ("end", "broke off 25 h ago"),
         ("keep", "began 23 h ago"),
     ]
+
+
+def test_uploads_of_others_in_the_same_bucket_are_not_touched_and_a_pass_ends_only_so_many() -> None:
+    def begun(name: str) -> Thing:
+        return Thing("upload", name, ago(hours=25))
+
+    assert reap.uploads([begun("backup/2026.tar"), begun("data.bin")], NOW) == []
+    many = reap.uploads([begun(f"{FLEET}/{number}") for number in range(reap.MOST + 1)], NOW)
+    assert [each.action for each in many] == ["end"] * reap.MOST + ["keep"]
+
+
+@pytest.mark.parametrize(("backend", "action"), [("local", "keep"), ("ec2", "end")])
+def test_only_a_fleet_of_machines_is_dead_without_any(backend: Any, action: str, tmp_path: Path) -> None:
+    storage, estate = LocalStorage(tmp_path), SimpleNamespace(name="e", bucket="ours")
+    machines = Machines(estate="e", markets=["spot"], images={}, instance_types={}, workers=1)
+    about: dict[str, Any] = {"jobs": [], "arguments": {}, "models": [], "submit_dir": "."}
+    manifest = Manifest(
+        fleet_id=FLEET, created=OLD, backend=backend, machines=machines if backend == "ec2" else None, **about
+    )
+    control = Control(fleet_id=FLEET, round=1, state="running", deadline=ago(hours=-1), beat=ago(hours=1))
+    storage.put(layout.manifest(FLEET), manifest.to_bytes())
+    storage.put(layout.control(FLEET), control.to_bytes())
+    one: Any = reaper.Reaper(Settings(root=".", bucket=None, estate="e", owner="me"), estate, storage)  # type: ignore[arg-type]
+    lane = Lane(name="lane-01", jobs="j", events="e", dead="d", fleet_id=FLEET, until=ago(hours=-1))
+    assert one._lane(lane, NOW, set()).action == action
 
 
 @pytest.mark.parametrize("error", [Fenced("another controller"), Changed("by somebody else")])

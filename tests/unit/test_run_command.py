@@ -16,7 +16,7 @@ from evalops.fleet.stream import Fenced
 from evalops.settings import Settings
 from evalops.ui import EXIT_LEFT_RUNNING, Failure
 from evalworker.contract import layout
-from evalworker.contract.documents import Control, JobSpec, Limits, Manifest, Shard
+from evalworker.contract.documents import Control, JobSpec, Limits, Machines, Manifest, Shard
 from evalworker.contract.wire import now
 from evalworker.storage import LocalStorage, StorageError
 
@@ -146,3 +146,42 @@ def test_a_resume_keeps_its_model_connections_and_too_few_are_refused(tmp_path: 
     assert run._check_connections({"ec2": False}, replace(kept, connections=4), manifest) == 4
     with pytest.raises(Failure, match="is less than the 16 jobs"):
         run._check_connections({"ec2": False}, kept, None)
+
+
+BEFORE = Machines(
+    estate="e",
+    markets=["spot"],
+    images={"x86_64": "ami-1"},
+    instance_types={"x86_64": ["m7i.large", "m6i.large"]},
+    workers=7,
+)
+
+
+def wanted(before: Machines | None, workers: int | None = None, **given: Any) -> Any:
+    options = {"market": None, "on_demand_base": None, "instance_types": (), "ami": None} | given
+    jobs: Any = [SimpleNamespace(merges=[])] * 9
+    return run._wanted(options, Request(workers=workers), jobs, before)
+
+
+def test_a_run_goes_on_with_its_own_machines() -> None:
+    found = wanted(BEFORE)
+    assert (found.markets, found.on_demand_base, found.workers) == (["spot"], 0, 7)
+    assert (found.instance_types, found.images) == (("m7i.large", "m6i.large"), {"x86_64": "ami-1"})
+    on_demand = BEFORE.model_copy(update={"markets": ["spot", "on-demand"], "on_demand_base": 2})
+    assert (wanted(on_demand).markets, wanted(on_demand).on_demand_base) == (["spot", "on-demand"], 2)
+
+
+def test_what_is_given_counts_before_what_a_run_had() -> None:
+    found = wanted(BEFORE, 3, market="spot", on_demand_base=1, instance_types=("c7i.large",), ami="ami-2")
+    assert (found.markets, found.on_demand_base, found.workers) == (["spot", "on-demand"], 1, 3)
+    assert (found.instance_types, found.image, found.images) == (("c7i.large",), "ami-2", {})
+    base = BEFORE.model_copy(update={"markets": ["spot", "on-demand"], "on_demand_base": 2})
+    assert wanted(base, market="spot-only").on_demand_base == 0
+    with pytest.raises(Failure, match="the run has --spot-only, which --on-demand-base contradicts"):
+        wanted(BEFORE, on_demand_base=1)
+
+
+def test_a_new_run_takes_what_the_estate_has() -> None:
+    found = wanted(None)
+    assert (found.markets, found.on_demand_base, found.workers) == (["spot", "on-demand"], 0, 2)
+    assert (found.instance_types, found.image, found.images) == ((), None, {})

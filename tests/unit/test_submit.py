@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from evalops import code
-from evalops.fleet import lanes, ownership, preflight, request, submit, takeover
+from evalops.fleet import lanes, look, ownership, preflight, request, submit, takeover
 from evalops.fleet.ledger import Ledger
 from evalops.fleet.workers import default_slots
 from evalops.settings import Settings
@@ -22,7 +22,7 @@ from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Manifest
 from evalworker.contract.wire import now
 from evalworker.queues import QueueError
-from evalworker.storage import Denied, LocalStorage
+from evalworker.storage import Denied, LocalStorage, StorageError
 
 FLEET = "2026-11-29-14-05-33-1a2b3c4d"
 SETTINGS = Settings(root="/somewhere", bucket=None, estate="default", owner="me")
@@ -194,7 +194,8 @@ def test_what_a_resume_adds_to_the_manifest_holds_no_secret(
 
 
 @pytest.mark.parametrize(
-    ("error", "seen"), [(QueueError("the queue is away"), Failure), (KeyboardInterrupt(), KeyboardInterrupt)]
+    ("error", "seen"),
+    [(QueueError("the queue is away"), Failure), (KeyboardInterrupt(), KeyboardInterrupt), (ValueError(), ValueError)],
 )
 def test_a_fleet_that_could_not_be_started_leaves_no_workers(
     error: BaseException, seen: type[BaseException], store: LocalStorage, monkeypatch: pytest.MonkeyPatch
@@ -253,3 +254,29 @@ def test_a_fleet_past_its_deadline_is_left_to_its_controller_for_a_while(
     store.put(layout.control(FLEET), control(beat=now(), controller="").to_bytes())
     takeover.close_abandoned(SETTINGS, store, lane)
     assert len(taken) == 2
+
+
+@pytest.mark.parametrize("error", [StorageError("the store is away"), KeyboardInterrupt(), ValueError("a bug")])
+def test_a_fleet_that_fails_before_it_begins_gives_its_lane_back(
+    error: BaseException, store: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put(layout.lane("lane-01"), Lane(name="lane-01", jobs="j", events="e", dead="d").to_bytes())
+    begun = control()
+    etag = store.create(layout.control(FLEET), begun.to_bytes())
+
+    def refuse(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(submit, "fleet_of", refuse)
+    run = manifest(spec(1))
+    with pytest.raises(type(error)):
+        submit._begin(SETTINGS, store, request.Request(queues="estate"), run, begun, etag, Ledger(run.jobs))
+    assert [lane.fleet_id for lane, _ in lanes.lanes(store)] == [None]
+    assert Control.from_json(store.get(layout.control(FLEET)).body).state == "ended"
+
+
+@pytest.mark.parametrize("waits", ["EC2 capacity for 2 of 2 workers", None])
+def test_what_a_fleet_without_workers_waits_for_is_shown(waits: str | None) -> None:
+    run = manifest(spec(1))
+    sight = look.Sight(run, control(waiting_for=waits, controller="elsewhere:1"), Ledger(run.jobs))
+    assert sight.waiting_for == (waits or "a worker to come online")

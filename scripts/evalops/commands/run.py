@@ -223,21 +223,38 @@ def _target(options: dict[str, Any], surroundings: Settings, request: Request) -
     return Target("ec2", surroundings, estate)
 
 
-def _machines(options: dict[str, Any], target: Target, request: Request, jobs: list[JobSpec]) -> Machines | None:
-    """What workers are launched from; None for workers of this machine."""
+def _machines(
+    options: dict[str, Any], target: Target, request: Request, jobs: list[JobSpec], before: Machines | None
+) -> Machines | None:
+    """What workers are launched from; None for workers of this machine. `before`: what those of a resumed run were."""
     if target.estate is None:
         return None
     from evalops.ec2 import preflight as ec2_preflight
 
-    markets: dict[str | None, list[Market]] = {"spot-only": ["spot"], "on-demand": ["on-demand"]}
-    wanted = ec2_preflight.Wanted(
-        workers=min(request.workers or DEFAULT_WORKERS, max(1, _at_once(jobs))),
-        markets=markets.get(options["market"], ec2_preflight.SPOT_FIRST),
-        on_demand_base=options["on_demand_base"] or 0,
-        instance_types=options["instance_types"],
+    return ec2_preflight.machines(target.estate, _wanted(options, request, jobs, before))
+
+
+def _wanted(options: dict[str, Any], request: Request, jobs: list[JobSpec], before: Machines | None) -> Any:
+    """What the options say of the machines; where they say nothing, a run goes on as it began."""
+    from evalops.ec2.preflight import SPOT_FIRST, Wanted
+
+    named: dict[str, list[Market]] = {"spot": SPOT_FIRST, "spot-only": ["spot"], "on-demand": ["on-demand"]}
+    kept = before or Machines(estate="", markets=SPOT_FIRST, images={}, instance_types={}, workers=DEFAULT_WORKERS)
+    markets = named[options["market"]] if options["market"] else kept.markets
+    base = options["on_demand_base"]
+    if base and markets == ["spot"]:
+        fail("the run has --spot-only, which --on-demand-base contradicts: add --spot")
+    if base is None:
+        base = 0 if markets == ["spot"] else kept.on_demand_base
+    types = [name for some in kept.instance_types.values() for name in some]
+    return Wanted(
+        workers=min(request.workers or kept.workers, max(1, _at_once(jobs))),
+        markets=markets,
+        on_demand_base=base,
+        instance_types=options["instance_types"] or tuple(types),
         image=options["ami"],
+        images={} if options["ami"] else kept.images,
     )
-    return ec2_preflight.machines(target.estate, wanted)
 
 
 def _at_once(jobs: list[JobSpec]) -> int:
@@ -267,7 +284,7 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
     slots = _check_connections(options, request, resumed)
     wish = _wish(options, slots) if resumed is None else None  # in what shards a run goes on was decided at its start
     jobs = _plan(given, luggage, wish) if resumed is None or planned else resumed.jobs
-    machines = _machines(options, target, request, jobs)
+    machines = _machines(options, target, request, jobs, resumed.machines if resumed else None)
     if options["estimate"]:
         _print_estimate(jobs, request, machines, target, options["json_output"])
         return
@@ -385,7 +402,8 @@ def _print_estimate(
     if target.estate is not None and machines is not None:
         from evalops.ec2 import estimate
 
-        seen = estimate.estimate(preflight.open_root(target.surroundings), target.estate, machines, jobs, workers)
+        storage, slots = preflight.open_root(target.surroundings), request.slots or FAR_SLOTS
+        seen = estimate.estimate(storage, target.estate, machines, jobs, workers, slots)
         found |= seen.record()
     if json_output:
         emit_json(found)

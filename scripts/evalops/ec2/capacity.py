@@ -6,7 +6,7 @@ of EC2 holds 5 calls and gains 2 a second, so many instances are asked for at on
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -32,11 +32,33 @@ RETRYABLE = frozenset(
 )
 """Errors after which other types, the other market or a little time may serve."""
 
-QUOTAS = {
-    "spot": ("All Standard Spot Instance Requests", "L-34B43A08"),
-    "on-demand": ("Running On-Demand Standard instances", "L-1216C47A"),
+NONE_CAME = frozenset(code for code in RETRYABLE if "Capacity" in code) | {"InsufficientFreeAddressesInSubnet"}
+"""Errors that say for certain that nothing was launched, whatever their HTTP status."""
+
+QUOTAS: dict[Market, dict[str, tuple[str, str]]] = {
+    "spot": {
+        "standard": ("All Standard Spot Instance Requests", "L-34B43A08"),
+        "g": ("All G and VT Spot Instance Requests", "L-3819A6DF"),
+        "p": ("All P4, P3 and P2 Spot Instance Requests", "L-7212CCBC"),
+        "inf": ("All Inf Spot Instance Requests", "L-B5D1601B"),
+        "x": ("All X Spot Instance Requests", "L-E3A00192"),
+        "f": ("All F Spot Instance Requests", "L-88CF9481"),
+    },
+    "on-demand": {
+        "standard": ("Running On-Demand Standard instances", "L-1216C47A"),
+        "g": ("Running On-Demand G and VT instances", "L-DB2E81BA"),
+        "p": ("Running On-Demand P instances", "L-417A185B"),
+        "inf": ("Running On-Demand Inf instances", "L-1945791B"),
+        "x": ("Running On-Demand X instances", "L-7295265B"),
+        "f": ("Running On-Demand F instances", "L-74FC7D96"),
+    },
 }
-"""The vCPU quotas of standard instance families, by market. Source: Service Quotas, service `ec2`."""
+"""The vCPU quotas (name and code) by market and kind of instance type. Source: Service Quotas, service `ec2`."""
+
+KINDS = {"g": "g", "gr": "g", "vt": "g", "p": "p", "inf": "inf", "x": "x", "f": "f"} | dict.fromkeys(
+    ["a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z"], "standard"
+)
+"""The kind by the letters with which an instance type begins; others have quotas of their own, which are met at the launch."""
 
 MAX_OVERRIDES = 300
 """CreateFleet's limit of overrides over all its launch templates."""
@@ -127,6 +149,15 @@ def request(source: Source, count: int, market: Market, tags: dict[str, str], to
     }
 
 
+def quota_of(market: Market, instance_type: str) -> tuple[str, str] | None:
+    """Name and code of the vCPU quota that an instance type counts against; None where it is not known."""
+    found = re.match(r"([a-z]+)(\d*)", instance_type)
+    letters, generation = found.groups() if found else ("", "")
+    if market == "spot" and letters == "p" and generation > "4":  # from the fifth on each has one of its own
+        return None
+    return QUOTAS[market].get(KINDS.get(letters, ""))
+
+
 def launch(client: Any, source: Source, count: int, market: Market, tags: dict[str, str], token: str) -> Launched:
     """Ask once for `count` instances. What EC2 answers is in the result; raises ServiceError for unusable credentials alone."""
     try:
@@ -136,7 +167,12 @@ def launch(client: Any, source: Source, count: int, market: Market, tags: dict[s
         if fault.credentials:
             raise aws.ServiceError.of(error, "EC2 cannot be asked for instances") from error
         body = error.response.get("Error", {})
-        return sort([explain(body.get("Code", ""), body.get("Message", ""), market, count)])
+        types = [name for some in source.instance_types.values() for name in some]
+        told = explain(body.get("Code", ""), body.get("Message", ""), market, count, types)
+        answered = sort([replace(told, retryable=told.retryable or fault.retryable)])
+        # Of a server error, or a request that had been sent before, nobody knows what came; "no capacity" is an answer.
+        answered.unclear = told.code not in NONE_CAME and (fault.status >= 500 or fault.resent)
+        return answered
     except BotoCoreError as error:
         fault = aws.explain(error)
         if fault.credentials:
@@ -144,7 +180,7 @@ def launch(client: Any, source: Source, count: int, market: Market, tags: dict[s
         text = f"EC2 cannot be asked for instances: {fault.text}"
         return Launched(retryable=[LaunchError(fault.code, text, True)], unclear=True)
     found = sort(
-        explain(entry.get("ErrorCode", ""), entry.get("ErrorMessage", ""), market, count)
+        explain(entry.get("ErrorCode", ""), entry.get("ErrorMessage", ""), market, count, _types_of(entry))
         for entry in answer.get("Errors", [])
     )
     for entry in answer.get("Instances", []):
@@ -155,6 +191,12 @@ def launch(client: Any, source: Source, count: int, market: Market, tags: dict[s
     return found
 
 
+def _types_of(entry: dict[str, Any]) -> list[str]:
+    """The instance type that an error of CreateFleet's answer is about."""
+    override = entry.get("LaunchTemplateAndOverrides", {}).get("Overrides", {})
+    return [override["InstanceType"]] if "InstanceType" in override else []
+
+
 def sort(errors: Iterable[LaunchError]) -> Launched:
     """Errors by whether another try may help; of each code the first, since every override may give the same one."""
     found = Launched()
@@ -163,12 +205,16 @@ def sort(errors: Iterable[LaunchError]) -> Launched:
     return found
 
 
-def explain(code: str, message: str, market: Market, count: int) -> LaunchError:
-    """Plain words for EC2's codes. Throttling hides among capacity errors, so the message is looked at as well."""
+def explain(code: str, message: str, market: Market, count: int, types: Iterable[str] = ()) -> LaunchError:
+    """Plain words for EC2's codes. Throttling hides among capacity errors, so the message is looked at as well.
+
+    Args:
+        types: the instance types that the error is about.
+    """
     if "request limit exceeded" in message.lower():
         code = "RequestLimitExceeded"
     if code in ("VcpuLimitExceeded", "MaxSpotInstanceCountExceeded"):
-        return LaunchError(code, _quota_text(message, market, count), code in RETRYABLE)
+        return LaunchError(code, _quota_text(message, market, count, types), code in RETRYABLE)
     no_capacity = f"EC2 has no {market} capacity for these instance types and subnets now"
     gone = "the launch template is gone: run `make apply`"
     unverified = "this AWS account may not launch instances yet: wait for AWS's mail, usually within hours"
@@ -192,11 +238,13 @@ def explain(code: str, message: str, market: Market, count: int) -> LaunchError:
     return LaunchError(code, texts.get(code) or f"EC2 answered {code}: {message}", code in RETRYABLE)
 
 
-def _quota_text(message: str, market: Market, count: int) -> str:
-    name, quota = QUOTAS[market]
+def _quota_text(message: str, market: Market, count: int, types: Iterable[str]) -> str:
+    quotas = dict.fromkeys(quota_of(market, name) for name in types)
+    known = [f"{quota[0]} ({quota[1]})" for quota in quotas if quota is not None]
+    shown = " or ".join(known) if known else f"of {market} vCPUs of these instance types"
     limit = re.search(r"limit of (\d+)", message)
     has = f" is {limit[1]} vCPUs" if limit else " is used up"
-    return f"the quota {name} ({quota}){has}: {count} more {market} workers do not fit; ask for more in Service Quotas"
+    return f"the quota {shown}{has}: {count} more {market} workers do not fit; ask for more in Service Quotas"
 
 
 def decode_denial(sts: Any, message: str) -> str:

@@ -81,8 +81,10 @@ class Estimate:
         ]
 
 
-def estimate(storage: Storage, estate: Estate, machines: Machines, jobs: list[JobSpec], workers: int) -> Estimate:
-    """The estimate of a run. Raises StorageError."""
+def estimate(
+    storage: Storage, estate: Estate, machines: Machines, jobs: list[JobSpec], workers: int, slots: int
+) -> Estimate:
+    """The estimate of a run with `slots` jobs at once on each worker. Raises StorageError."""
     past = earlier(storage, {spec.job_id for spec in jobs})
     known = [past[spec.job_id] for spec in jobs if spec.job_id in past]
     whole = bool(jobs) and len(known) == len(jobs)
@@ -90,15 +92,15 @@ def estimate(storage: Storage, estate: Estate, machines: Machines, jobs: list[Jo
     return Estimate(
         workers=workers,
         rates=rates(Prices(estate.region), machines),
-        hours=wall_s([job.duration_s for job in known], workers) / 3600 if whole else None,
+        hours=wall_s([job.duration_s for job in known], workers * slots) / 3600 if whole else None,
         tokens_usd=sum(cost for cost in costs if cost is not None) if whole and None not in costs else None,
         fleets=sorted({job.fleet_id for job in known}, reverse=True),
     )
 
 
-def wall_s(durations: Iterable[float], workers: int) -> float:
-    """How long jobs take on so many workers, the longest first, each on the worker that is free first."""
-    loads = [0.0] * max(1, workers)
+def wall_s(durations: Iterable[float], slots: int) -> float:
+    """How long jobs take in so many slots of workers, the longest first, each in the slot that is free first."""
+    loads = [0.0] * max(1, slots)
     for duration in sorted(durations, reverse=True):
         loads[loads.index(min(loads))] += duration
     return max(loads)

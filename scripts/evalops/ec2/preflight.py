@@ -4,14 +4,14 @@
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from evalops.cloud import payload
-from evalops.ec2.capacity import QUOTAS, Source
+from evalops.ec2.capacity import Source, quota_of
 from evalops.infra.doctor import DEBIAN
 from evalops.infra.estate import Estate, read_estate
 from evalops.settings import Settings
@@ -27,13 +27,17 @@ SPOT_FIRST: list[Market] = ["spot", "on-demand"]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user wants of the machines; see the options of `ct run eval` for each."""
+    """What the user wants of the machines; see the options of `ct run eval` for each.
+
+    `images`: by architecture, those with which a run goes on.
+    """
 
     workers: int
     markets: list[Market]
     on_demand_base: int = 0
     instance_types: tuple[str, ...] = ()
     image: str | None = None
+    images: dict[str, str] = field(default_factory=dict)
 
 
 def surroundings(settings: Settings) -> tuple[Settings, Estate]:
@@ -135,26 +139,30 @@ def _vcpu_entries(ec2: Any, types: tuple[str, ...]) -> list[dict[str, Any]]:
     try:
         pages = ec2.get_paginator("describe_instance_types").paginate(InstanceTypes=list(types))
         return [entry for page in pages for entry in page["InstanceTypes"]]
-    except ClientError as error:
+    except (ClientError, BotoCoreError) as error:
         fault = aws.explain(error)
         if fault.code == "InvalidInstanceType":
-            fail(f"--instance-type: {error.response['Error']['Message']}")
+            fail(f"--instance-type: {fault.text.removeprefix(f'{fault.code}: ')}")
         fail(f"the instance types cannot be looked at: {fault.text}")
 
 
 def _images(ec2: Any, estate: Estate, wanted: Wanted, types: dict[str, list[str]]) -> dict[str, str]:
-    """The image of each architecture that is used: --ami, or what the estate's parameter says now."""
+    """The image of each architecture that is used: --ami, that of a run that goes on, or what the estate's parameter says now."""
     if wanted.image is not None:
         (image,) = _described(ec2, [wanted.image])
         return {image["Architecture"]: wanted.image}
-    names = {estate.workers.images[architecture]: architecture for architecture in types}
+    kept = {architecture: wanted.images[architecture] for architecture in types if architecture in wanted.images}
+    names = {estate.workers.images[architecture]: architecture for architecture in types if architecture not in kept}
+    if not names:
+        _described(ec2, list(kept.values()))
+        return kept
     try:
         answer = aws.client("ssm", estate.region).get_parameters(Names=list(names))
     except (ClientError, BotoCoreError) as error:
         fail(f"the workers' image cannot be looked up: {aws.explain(error).text}")
     if answer.get("InvalidParameters"):
         fail(f"there is no parameter {answer['InvalidParameters'][0]}: run `make apply`")
-    images = {names[item["Name"]]: item["Value"] for item in answer["Parameters"]}
+    images = kept | {names[item["Name"]]: item["Value"] for item in answer["Parameters"]}
     _described(ec2, list(images.values()))
     return images
 
@@ -163,7 +171,7 @@ def _described(ec2: Any, images: list[str]) -> list[dict[str, Any]]:
     choose = "choose another with --ami or `ct cloud amis --activate`, or run `make ami`"
     try:
         found: list[dict[str, Any]] = ec2.describe_images(ImageIds=images)["Images"]
-    except ClientError as error:
+    except (ClientError, BotoCoreError) as error:
         fault = aws.explain(error)
         if fault.code.startswith("InvalidAMIID"):
             fail(f"the image {', '.join(images)} does not exist: {choose}")
@@ -179,21 +187,28 @@ def _described(ec2: Any, images: list[str]) -> list[dict[str, Any]]:
 def _check_quota(ec2: Any, estate: Estate, wanted: Wanted, types: dict[str, list[str]]) -> None:
     """Refuse what cannot ever run at once; a quota that cannot be looked at is met at the launch."""
     names = tuple(name for some in types.values() for name in some)
-    least = min((entry["VCpuInfo"]["DefaultVCpus"] for entry in _vcpu_entries(ec2, names)), default=1)
-    limits: dict[Market, float] = {}
+    sizes = {entry["InstanceType"]: int(entry["VCpuInfo"]["DefaultVCpus"]) for entry in _vcpu_entries(ec2, names)}
+    least: dict[tuple[str, str], int] = {}  # by quota: the vCPUs of the smallest type that counts against it
     for market in wanted.markets:
+        for name, size in sizes.items():
+            if (quota := quota_of(market, name)) is None:
+                return  # as one that cannot be looked at: what it allows may be enough
+            least[quota] = min(size, least.get(quota, size))
+    limits: dict[tuple[str, str], float] = {}
+    for quota in least:
         try:
             answer = aws.client("service-quotas", estate.region).get_service_quota(
-                ServiceCode="ec2", QuotaCode=QUOTAS[market][1]
+                ServiceCode="ec2", QuotaCode=quota[1]
             )
-            limits[market] = answer["Quota"]["Value"]
+            limits[quota] = answer["Quota"]["Value"]
         except (ClientError, BotoCoreError, KeyError):
             return
-    need = wanted.workers * least
-    if need > sum(limits.values()):
-        name, code = QUOTAS[wanted.markets[0]]
-        shown = " and ".join(f"{QUOTAS[market][0]} is {value:.0f}" for market, value in limits.items())
+    room = sum(int(limits[quota] // size) for quota, size in least.items())
+    if wanted.workers > room:
+        (name, code), *_ = least
+        need = wanted.workers * min(least.values())
+        shown = " and ".join(f"{quota[0]} is {value:.0f}" for quota, value in limits.items())
         fail(
             f"{wanted.workers} workers need {need} vCPUs and the quota {shown}: lower --max-workers to "
-            f"{int(sum(limits.values()) // least)}, or ask for more of {name} ({code}) in Service Quotas"
+            f"{room}, or ask for more of {name} ({code}) in Service Quotas"
         )

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
-from evalops.ec2.pool import DEADLINE, FLEET, GONE
+from evalops.ec2.pool import BUCKET, DEADLINE, FLEET, GONE
+from evalworker.contract import layout
 from evalworker.contract.ids import BadId, check_run_id
 from evalworker.contract.wire import stamp
 
@@ -77,10 +78,20 @@ class Decision:
     reason: str
 
 
-def decide(things: Iterable[Thing], fleets: Mapping[str, FleetState], at: datetime) -> list[Decision]:
-    """What to do with instances and volumes; those that are gone already are left out."""
-    found = [_decide(thing, fleets, at) for thing in things if thing.state not in GONE]
-    ended = 0
+def decide(
+    things: Iterable[Thing], fleets: Mapping[str, FleetState], at: datetime, own: Mapping[str, str]
+) -> list[Decision]:
+    """What to do with instances and volumes; those that are gone already are left out.
+
+    Args:
+        own: the tags that every worker of this estate has, and its disk: `Name` and the bucket.
+    """
+    return capped(_decide(thing, fleets, at, own) for thing in things if thing.state not in GONE)
+
+
+def capped(decisions: Iterable[Decision]) -> list[Decision]:
+    """The same, but no more ends than one pass may carry out."""
+    found, ended = list(decisions), 0
     for index, decision in enumerate(found):
         if decision.action == "end":
             ended += 1
@@ -89,8 +100,8 @@ def decide(things: Iterable[Thing], fleets: Mapping[str, FleetState], at: dateti
     return found
 
 
-def _decide(thing: Thing, fleets: Mapping[str, FleetState], at: datetime) -> Decision:
-    orphaned, reason = ownerless(thing, fleets, at)
+def _decide(thing: Thing, fleets: Mapping[str, FleetState], at: datetime, own: Mapping[str, str]) -> Decision:
+    orphaned, reason = ownerless(thing, fleets, at, own)
     if not orphaned:
         return Decision(thing, "unmark" if thing.marked else "keep", reason)
     if thing.marked is None:
@@ -100,8 +111,12 @@ def _decide(thing: Thing, fleets: Mapping[str, FleetState], at: datetime) -> Dec
     return Decision(thing, "end", f"{reason}; marked since {stamp(thing.marked)}")
 
 
-def ownerless(thing: Thing, fleets: Mapping[str, FleetState], at: datetime) -> tuple[bool, str]:
+def ownerless(thing: Thing, fleets: Mapping[str, FleetState], at: datetime, own: Mapping[str, str]) -> tuple[bool, str]:
     """Whether nobody owns a thing, and why one should think so."""
+    if thing.kind == "volume" and not own.items() <= thing.tags.items():
+        return False, "is no worker's disk"
+    if (bucket := thing.tags.get(BUCKET)) not in (None, own[BUCKET]):
+        return False, f"keeps its records in the bucket {bucket}, which this pass does not look into"
     if at - thing.created < YOUNG:
         return False, f"is only {_ago(at - thing.created)} old"
     if thing.kind == "volume":
@@ -125,13 +140,14 @@ def ownerless(thing: Thing, fleets: Mapping[str, FleetState], at: datetime) -> t
 
 
 def uploads(things: Iterable[Thing], at: datetime) -> list[Decision]:
-    """What to do with uploads in parts: they have no tags, their age alone decides."""
-    return [
+    """What to do with uploads in parts below our own prefixes: they have no tags, their age alone decides."""
+    return capped(
         Decision(thing, "end", f"broke off {_ago(at - thing.created)} ago")
         if at - thing.created > UPLOAD_AGE
         else Decision(thing, "keep", f"began {_ago(at - thing.created)} ago")
         for thing in things
-    ]
+        if layout.is_ours(thing.name)
+    )
 
 
 def _moment(text: str) -> datetime | None:

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from evalops.ec2 import reap
-from evalops.ec2.pool import ESTATE, GONE
+from evalops.ec2.pool import BUCKET, ESTATE, GONE
 from evalops.ec2.reap import MARK, Decision, FleetState, Thing
 from evalops.fleet import lanes, ownership, takeover
 from evalops.fleet.stream import Fenced
@@ -19,7 +19,7 @@ from evalops.settings import Settings
 from evalops.ui import Failure
 from evalworker import aws
 from evalworker.contract import layout
-from evalworker.contract.documents import Control, Lane
+from evalworker.contract.documents import Control, Lane, Manifest
 from evalworker.contract.wire import Unreadable, now, stamp
 from evalworker.storage import Changed, Missing, Storage, StorageError
 
@@ -42,10 +42,12 @@ class Reaper:
         at = self.clock()
         things = [*self._instances(), *self._volumes()]
         fleets = {name: self._state(name) for name in {thing.fleet_id for thing in things if thing.fleet_id}}
-        for decision in reap.decide(things, fleets, at):
+        own = {"Name": f"inspect-fleet-{self.estate.name}-worker", BUCKET: self.estate.bucket}
+        for decision in reap.decide(things, fleets, at, own):
             yield from self._do(decision)
         alive = {thing.fleet_id for thing in things if thing.kind == "instance" and thing.state not in GONE}
-        for lane, decision in self._lanes(at, alive):
+        found = list(self._lanes(at, alive))
+        for (lane, _), decision in zip(found, reap.capped(decision for _, decision in found), strict=True):
             yield from self._close(lane, decision)
         for decision in reap.uploads(self._uploads(), at):
             yield from self._do(decision)
@@ -102,6 +104,7 @@ class Reaper:
         who = f"{lane.fleet_id} of {lane.owner or 'nobody'}"
         try:
             control = Control.from_json(self.storage.get(layout.control(lane.fleet_id or "")).body)
+            manifest = Manifest.from_json(self.storage.get(layout.manifest(lane.fleet_id or "")).body)
         except Missing:
             return Decision(thing, "end", f"belongs to {who}, of which nothing is stored")
         except (StorageError, Unreadable) as error:
@@ -113,7 +116,8 @@ class Reaper:
             return Decision(thing, "keep", f"belongs to {who}, driven by {control.controller}")
         if at > until + reap.GRACE:
             return Decision(thing, "end", f"belongs to {who}, past its deadline {stamp(until)}")
-        if lane.fleet_id not in alive and silent > reap.YOUNG:
+        # Of workers on somebody's own machine EC2 knows nothing: their fleet has its lane until the deadline.
+        if manifest.machines is not None and lane.fleet_id not in alive and silent > reap.YOUNG:
             return Decision(thing, "end", f"belongs to {who}, which has no worker and no controller")
         return Decision(thing, "keep", f"belongs to {who} until {stamp(until)}")
 

@@ -95,7 +95,7 @@ class Sight:
         if self.state == "past its deadline":
             return f"its deadline has passed: `ct fleet stop {self.manifest.fleet_id}` writes its summary"
         if not any(worker.state == "online" for worker in self.workers.values()):
-            return "a worker to come online"
+            return self.control.waiting_for or "a worker to come online"
         return self.control.waiting_for
 
 

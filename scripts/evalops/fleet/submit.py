@@ -4,6 +4,7 @@ Called by the commands after `preflight`. It writes manifest and control.json, t
 Design, section 7.
 """
 
+import contextlib
 import os
 import time
 from dataclasses import replace
@@ -164,21 +165,28 @@ def _begin(
 ) -> Controller:
     """Take a lane, write `fleet_start`, send what is open, start the workers."""
     lane, control, etag = _lane(settings, storage, request, manifest, control, etag)
-    fleet = fleet_of(settings, storage, request, manifest, control, etag, ledger, lane)
-    for event in fleet.stream.restore():
-        fleet.watch.replay(event)
-    workers = min(workers_of(request, manifest), at_once(ledger))
-    fleet.stream.append([fleet_start(fleet, workers)])
-    fleet.stream.store()
-    controller = Controller(fleet)
+    try:
+        fleet = fleet_of(settings, storage, request, manifest, control, etag, ledger, lane)
+        for event in fleet.stream.restore():
+            fleet.watch.replay(event)
+        workers = min(workers_of(request, manifest), at_once(ledger))
+        fleet.stream.append([fleet_start(fleet, workers)])
+        fleet.stream.store()
+        controller = Controller(fleet)
+    except BaseException:  # nobody would use the lane, and nobody else could until the deadline
+        with contextlib.suppress(ServiceError):
+            storage.put(layout.control(manifest.fleet_id), control.model_copy(update={"state": "ended"}).to_bytes())
+            lanes.release(storage, lane)
+        raise
     try:
         controller.staff.start()
         controller.dispatch.send_open_jobs()
     except (ServiceError, OSError) as error:
         controller.close("it could not be started")
         fail(f"the fleet {manifest.fleet_id} could not be started: {error}")
-    except KeyboardInterrupt:  # workers would run on with nobody to drive them
-        controller.close("interrupted while it was started")
+    except BaseException as error:  # workers would run on with nobody to drive them
+        interrupted = isinstance(error, KeyboardInterrupt)
+        controller.close("interrupted while it was started" if interrupted else "it could not be started")
         raise
     return controller
 

@@ -192,3 +192,15 @@ def published(run_id: str) -> str:
 
 PUBLISH_LOCK = "locks/publish.json"
 """Who publishes right now, until when."""
+
+
+OWN_FOLDERS = ("partial", "code", "worker", "lanes", "logs", "locks")
+
+
+def is_ours(key: str) -> bool:
+    """Whether a key is one that this module may have built: a bucket may hold what others keep there."""
+    first = key.partition("/")[0]
+    try:
+        return first in OWN_FOLDERS or bool(check_run_id(first))
+    except BadId:
+        return False
