@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import logmaker
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -299,7 +300,9 @@ def test_what_shards_have_kept_is_no_log_of_the_task_to_a_local_retry(tmp_path: 
     assert local_run.unmerged(place, manifest, [whole, other]) == []  # nothing would be lost
     storage.put(layout.partial(run_id, first.job_id) + "x.eval", b"of a shard")
     storage.put(layout.partial(run_id, first.job_id) + ".buffer/x/manifest.json", b"{}")
-    storage.put(layout.partial(run_id, other.job_id) + "y.eval", b"of a task")
+    made = logmaker.make(tmp_path / "made", status="cancelled", results=False)
+    storage.upload(made, layout.partial(run_id, other.job_id) + "y.eval")
+    storage.upload(made, layout.partial(run_id, second.job_id) + "z.eval")
     assert local_run.unmerged(place, manifest, [other]) == []
     assert local_run.unmerged(place, manifest, [whole, other]) == ["t with m/m"]
     assert local_run.fetch_partials(place) == 1
