@@ -94,7 +94,7 @@ def bench_a_million_events() -> list[Figure]:
                 "controller, memory after a million events",
                 found["late"] / 1e6,
                 "MB",
-                1.25,
+                1.3,
                 found["early"] / 1e6,
                 "after a tenth of them",
                 note="most of it is 8 bytes for each sample and 5 kB for each job that has ended",
