@@ -12,7 +12,8 @@ WORKERS ?= 2#                                  # workers at the most
 ARGS ?=#                                       # any other option of `ct run eval`, such as ARGS="--limit 10"
 RUN_ID ?=#                                     # the run that status, summarize, promote and report are about
 SEEDS ?= 20#                                   # how many random schedules `make chaos` plays
-CHAOS_SEEDS ?= 3#                              # the same for `make e2e`
+CHAOS_SEEDS ?= 5#                              # the same for `make e2e`
+NAMES ?=#                                      # which benchmarks `make bench` runs, such as "fleet controller"
 
 # `make … VENV=/some/venv` uses an environment as it is. Otherwise .venv is made, and made again when the lock file changes.
 ifeq ($(origin VENV),command line)
@@ -87,15 +88,15 @@ e2e: $(ENV) ## End-to-end and chaos tests; need what .ci/run installs
 	CHAOS_SEEDS=$(CHAOS_SEEDS) EC2_CHAOS_SEEDS=2 $(PYTEST) tests/e2e tests/chaos $(side_by_side)
 
 .PHONY: chaos
-chaos: $(ENV) ## Kill, freeze and starve a fleet in SEEDS random schedules
+chaos: $(ENV) ## Kill, freeze and starve a fleet and fail its AWS in SEEDS random schedules
 	CHAOS_SEEDS=$(SEEDS) EC2_CHAOS_SEEDS=$(SEEDS) $(PYTEST) tests/chaos $(side_by_side)
 
 # what is made once for many tests keeps them in one process, see tests/conftest.py
 side_by_side = -n 2 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: bench
-bench: $(ENV) ## Measure a fleet's speed against plain Inspect
-	$(BIN)/python tests/bench
+bench: $(ENV) ## Measure all figures, or those of NAMES, with their bounds
+	$(BIN)/python tests/bench $(NAMES)
 
 .PHONY: bench-ec2
 bench-ec2: $(ENV) ## A shell whose AWS is emulated, with containers for EC2 instances (RUN="…" runs a command instead)

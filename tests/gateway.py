@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Protocol
 
 Answer = tuple[int, bytes]
 """HTTP status and body."""
@@ -43,9 +43,25 @@ class Twice:
     body: bytes
 
 
-Verdict = Answer | Change | Lost | Twice | None
+@dataclass
+class Reply:
+    """Answer this, with these headers, and pass nothing on."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+Verdict = Answer | Change | Lost | Twice | Reply | None
 Rule = Callable[[str, str, bytes], Verdict]
 """What becomes of a call; None passes it on."""
+
+
+class Decides(Protocol):
+    """What chaos runs put before a gateway. Among the headers `:path` is the request's path and query."""
+
+    def decide(self, service: str, operation: str, body: bytes, headers: Mapping[str, str]) -> Verdict:
+        """What becomes of a call."""
 
 
 @dataclass
@@ -57,7 +73,7 @@ class Gateway:
 
     endpoint: str
     rule: Rule = lambda service, operation, body: None
-    faults: "Faults | None" = None
+    faults: Decides | None = None
     calls: list[tuple[str, str]] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
 
@@ -117,9 +133,12 @@ class _Handler(BaseHTTPRequestHandler):
         assert "Transfer-Encoding" not in self.headers, "a body in chunks is not read here"
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         service, operation = operation_of(self.headers, body, self.command)
-        verdict = self.gate.decide(service, operation, body, self.headers)
+        verdict = self.gate.decide(service, operation, body, {**dict(self.headers.items()), ":path": self.path})
         if isinstance(verdict, tuple):
             self._answer(verdict[0], {"Content-Type": "text/xml"}, verdict[1])
+            return
+        if isinstance(verdict, Reply):
+            self._answer(verdict.status, verdict.headers, verdict.body)
             return
         change = verdict if isinstance(verdict, Change) else Change(body)
         if isinstance(verdict, Twice):

@@ -13,14 +13,18 @@ try 3 "$uv_home/venv/bin/pip" install --quiet --disable-pip-version-check --no-c
 export UV_PROJECT_ENVIRONMENT=$FLEET_HOME/venv UV_PYTHON=/usr/bin/python3 UV_PYTHON_DOWNLOADS=never UV_SYSTEM_CERTS=1
 export UV_CACHE_DIR=$uv_home/cache UV_COMPILE_BYTECODE=1 UV_NO_PROGRESS=1 UV_LINK_MODE=copy
 leave_out=()
-# debugpy serves `inspect eval --debug` alone.
-for package in debugpy ${FLEET_WITHOUT:-}; do leave_out+=(--no-install-package "$package"); done
+left_out="debugpy ${FLEET_WITHOUT:-}" # debugpy serves `inspect eval --debug` alone.
+for package in $left_out; do leave_out+=(--no-install-package "$package"); done
 cd "$FLEET_SOURCE"
 if [ "${1:-all}" = dependencies ]; then
     leave_out+=(--no-install-project)
 fi
 try 3 "$uv_home/venv/bin/uv" sync --quiet --frozen --no-dev --no-editable "${leave_out[@]}" ||
     die "the Python packages of uv.lock could not be installed"
+
+# A run with this same lock needs no other environment.
+install -m 644 uv.lock "$FLEET_HOME/venv/inspect-fleet.uv.lock"
+echo "$left_out" >"$FLEET_HOME/venv/inspect-fleet.left-out"
 
 # Runs bring environments of their own, which the worker installs.
 install -m 755 "$uv_home/venv/bin/uv" /usr/local/bin/uv

@@ -1,7 +1,7 @@
 """Draws the history of the benchmarks: `python tests/bench/draw.py docs/bench.svg`.
 
-A bar for each bounded figure: how much of its bound the newest run used; dots are earlier runs. Called by hand when the figures are to be
-shown. Plain SVG, no library: what it shows is a dozen bars.
+A bar for each bounded figure: how much of its bound the newest run used; dots are earlier runs. run.py calls it when the history has
+grown. Plain SVG, no library: what it shows is a few dozen bars.
 """
 
 import json
@@ -11,13 +11,18 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-HISTORY = Path(__file__).parent / "results" / "history.jsonl"
+HISTORY = Path(__file__).parent / "history.jsonl"
 
 LABELS, BARS, ROW, HEAD = 360, 400, 26, 40
 """Pixels: width of the labels, length of a bar that is as long as its bound, height of a row and of the heading."""
 
 LONGEST = 1.25
 """Bars are cut at this share of the bound."""
+
+
+def read(history: Path) -> list[dict[str, Any]]:
+    """The runs of a history file, oldest first."""
+    return [json.loads(line) for line in history.read_text().splitlines()] if history.exists() else []
 
 
 def used(figure: dict[str, Any]) -> float:
@@ -77,9 +82,8 @@ def main() -> None:
     """Write the drawing to the path that is given."""
     if len(sys.argv) != 2:
         sys.exit("usage: python tests/bench/draw.py FILE.svg")
-    lines = HISTORY.read_text().splitlines() if HISTORY.exists() else []
     try:
-        Path(sys.argv[1]).write_text(svg([json.loads(line) for line in lines]))
+        Path(sys.argv[1]).write_text(svg(read(HISTORY)))
     except ValueError as error:
         sys.exit(str(error))
 

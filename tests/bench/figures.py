@@ -1,7 +1,9 @@
 """What a benchmark gives back: one measured figure, what it is compared with, and the bound that it should keep.
 
-Every `bench_*.py` here has functions named `bench_…` without arguments that return a list of these. A comparison is a ratio within
-one run, both sides measured back to back, so that a slow or busy machine does not decide.
+To add one, write a function `bench_<what>` without arguments in a file `bench_<topic>.py` of this directory that returns a list of these:
+run.py finds it as `<topic>.<what>`. State a bound wherever something was promised. A comparison is a ratio within one run, both sides
+measured back to back, so that a slow or busy machine does not decide. Names of figures say what was measured; where two figures
+share one, `against` tells them apart.
 """
 
 from dataclasses import dataclass

@@ -58,7 +58,7 @@ RUN = (
     *("-M", "latency=1", "--json", "--ec2", "--max-workers", str(WORKERS), "--slots", "2"),
     *("--concurrency-per-worker", "10", "--log-shared", "1", "--deadline", "1h"),
 )
-KILLS = 8
+KILLS = 6
 """Fewer than the losses that a fleet makes good."""
 
 

@@ -149,7 +149,8 @@ def serving(estate: Estate, image: str, endpoint: str | None = None) -> Iterator
     ssm, parameter = estate.client("ssm", "bench"), f"/inspect-fleet/{bench.name}/image/x86_64"
     stock = ssm.get_parameter(Name=parameter)["Parameter"]["Value"]
     ami = bench.ec2.register_image(Name=f"bench-{os.getpid()}", Architecture="x86_64", RootDeviceName="/dev/xvda")
-    ssm.put_parameter(Name=parameter, Value=ami["ImageId"], Overwrite=True)
+    kind = {"Name": parameter, "DataType": "aws:ec2:image", "Overwrite": True}
+    ssm.put_parameter(Value=ami["ImageId"], **kind)
 
     def end(name: str) -> None:
         bench.ec2.terminate_instances(InstanceIds=[name])
@@ -160,7 +161,7 @@ def serving(estate: Estate, image: str, endpoint: str | None = None) -> Iterator
     finally:
         for found in bench.instances("pending", "running"):
             end(found["InstanceId"])
-        ssm.put_parameter(Name=parameter, Value=stock, Overwrite=True)
+        ssm.put_parameter(Value=stock, **kind)
         bench.ec2.deregister_image(ImageId=ami["ImageId"])
 
 

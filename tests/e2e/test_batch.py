@@ -39,7 +39,7 @@ evaluations:
     group: Knowledge
     contributors: []
     tasks:
-      - {name: slow, dataset_samples: 8}
+      - {name: slow, dataset_samples: 24}
 """
 
 
@@ -219,13 +219,13 @@ def test_looking_at_what_has_ended_or_never_was(project: Project) -> None:
     unknown = project.ies("batch", "monitor-job", "5b2152b4-7c28-4d95-9303-45ebe8b08a9b")
     assert unknown.code == 2 and "AWS Batch knows no job 5b2152b4-7c28-4d95-9303-45ebe8b08a9b" in unknown.lines[-1]
     listed = json.loads(project.ies("batch", "list", "--json").out)
-    assert {entry["run"] for entry in listed["jobs"]} == {project.runs["finished"], project.runs["array"]}
+    assert {entry["run"] for entry in listed["jobs"]} >= {project.runs["finished"], project.runs["array"]}
     again = project.ies("batch", "terminate-job", project.runs["finished"])
     assert again.code == 0 and "it had ended before" in again.said
 
 
 def test_a_killed_container_fails_its_job(project: Project) -> None:
-    words = ("--model=scripted/good", "-Tn=8", "-Tseconds=1.5", "--max-samples=1", "--log-shared=1", "--monitor")
+    words = ("--model=scripted/good", "-Tn=24", "-Tseconds=2", "--max-samples=1", "--log-shared=1", "--monitor")
     watched = project.start(str(BIN / "ies"), "run", "aws", "slow.py", *words)
     job = watched.wait_for(r"^job +(\S+)$")[1]
     watched.wait_for(r"^result  slow  scripted/good  sample 2 ")
@@ -268,21 +268,21 @@ def test_a_resumed_run_survives_a_lost_host_and_is_terminated(project: Project) 
     assert done.code == 0 and f"{job}  terminated: seen enough" in done.out, done.said
     assert watched.end() == 3, watched.said
     assert watched.wait_for(r"^state   terminated \(exit 130\)")
-    assert watched.wait_for(rf"\| inspect-fleet: kept {again} of 8 samples from earlier attempts")
+    assert watched.wait_for(rf"\| inspect-fleet: kept {again} of 24 samples from earlier attempts")
     project.runs["uuids"] = {key: uuid for log in project.logs(run_id) for key, uuid in samples(log).items()}
     assert len(project.runs["uuids"]) >= again
 
 
 def test_the_same_run_is_finished_here(project: Project) -> None:
     run_id = project.runs["killed"]
-    done = project.ies("run", "local", f"--run-id={run_id}", "--display=none")
+    done = project.ies("run", "local", f"--run-id={run_id}", "--max-samples=12", "--display=none")
     assert done.code == 0, done.said
     finished = max((samples(log) for log in project.logs(run_id)), key=len)
-    assert set(finished) == set(range(1, 9))
+    assert set(finished) == set(range(1, 25))
     before = project.runs["uuids"]
     assert {key: finished[key] for key in before} == before, "a finished sample ran again"
     status = json.loads(project.ies("status", "check", f"--run-id={run_id}", "--json").out)
-    assert [(row["state"], row["completed"], row["total"]) for row in status["rows"]] == [("success", 8, 8)]
+    assert [(row["state"], row["completed"], row["total"]) for row in status["rows"]] == [("success", 24, 24)]
 
 
 def test_it_goes_to_the_dashboard(project: Project) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +23,34 @@ QUEUES = {"spot": f"inspect-fleet-{NAME}-spot", "on-demand": f"inspect-fleet-{NA
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": REGION}
+
+
 @dataclass
 class Account:
-    """An estate with Batch."""
+    """An estate with Batch. `before`: jobs of earlier tests."""
 
     content: dict[str, Any]
+    pristine: dict[str, Any] = field(default_factory=dict)
+    before: set[str] = field(default_factory=set)
 
     def client(self, service: str) -> Any:
         return boto3.client(service, region_name=REGION)
 
-    def keys(self) -> set[str]:
+    def runs_keys(self) -> set[str]:
         found = self.client("s3").list_objects_v2(Bucket=BUCKET).get("Contents", [])
         return {item["Key"] for item in found if item["Key"].startswith("20")}
 
-    def jobs(self) -> list[dict[str, Any]]:
-        batch = self.client("batch")
-        ids = [
-            job["jobId"]
-            for queue in QUEUES.values()
-            for job in batch.list_jobs(jobQueue=queue, filters=[{"name": "JOB_NAME", "values": ["*"]}])[
-                "jobSummaryList"
-            ]
+    def listed(self) -> list[dict[str, Any]]:
+        batch, every = self.client("batch"), [{"name": "JOB_NAME", "values": ["*"]}]
+        return [
+            job for queue in QUEUES.values() for job in batch.list_jobs(jobQueue=queue, filters=every)["jobSummaryList"]
         ]
-        return list(batch.describe_jobs(jobs=ids)["jobs"]) if ids else []
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """The jobs of this test."""
+        ids = [job["jobId"] for job in self.listed() if job["jobId"] not in self.before]
+        return list(self.client("batch").describe_jobs(jobs=ids)["jobs"]) if ids else []
 
     def publish(self, **changes: Any) -> None:
         self.content |= changes
@@ -61,17 +66,29 @@ class Account:
         return Manifest.from_json(manifest), BatchRun.from_json(run)
 
 
+@pytest.fixture(scope="module")
+def world() -> Iterator[Account]:
+    """An account with an estate, made once."""
+    with pytest.MonkeyPatch.context() as patch, mock_aws(config={"batch": {"use_docker": False}}):
+        for name, value in CREDENTIALS.items():
+            patch.setenv(name, value)
+        yield make()
+
+
 @pytest.fixture
-def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Account]:
-    """A user's directory with the examples, and an account with an estate."""
-    for name, value in (("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"), ("AWS_DEFAULT_REGION", REGION)):
+def account(world: Account, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Account]:
+    """A user's directory with the examples, and the account as if nothing had happened yet."""
+    for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("S3_BUCKET_NAME", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "arithmetic.py").write_text((EXAMPLES / "arithmetic.py").read_text())
-    with mock_aws(config={"batch": {"use_docker": False}}):
-        aws.forget_clients()
-        yield make()
+    aws.forget_clients()
+    for key in world.runs_keys():
+        world.client("s3").delete_object(Bucket=BUCKET, Key=key)
+    world.before = {job["jobId"] for job in world.listed()}
+    yield world
+    world.publish(**world.pristine)
     aws.forget_clients()
 
 
@@ -111,6 +128,7 @@ def make() -> Account:
         secrets={"OPENAI_API_KEY": secret}, workers=nobody,
         batch={"queues": QUEUES, "job_definition": "worker", "log_group": "/g", "image": "i"},
     )  # fmt: skip
+    found.pristine = dict(found.content)
     return found
 
 
@@ -171,7 +189,7 @@ def test_what_is_refused_before_anything_is_sent(account: Account, words: tuple[
     done = run(*SUBMIT, *words)
     assert done.exit_code == 2, done.output
     assert sentence in done.stderr.splitlines()[-1]
-    assert account.jobs() == [] and account.keys() == set()
+    assert account.jobs() == [] and account.runs_keys() == set()
 
 
 def test_a_name_of_300_characters(account: Account) -> None:
@@ -188,7 +206,7 @@ def test_a_manifest_that_is_too_large(account: Account, monkeypatch: pytest.Monk
     monkeypatch.setattr("evalops.batch.request.LARGEST_MANIFEST", 1000)
     done = run(*SUBMIT)
     assert done.exit_code == 2 and "the run's manifest has" in done.stderr.splitlines()[-1]
-    assert account.jobs() == [] and account.keys() == set()
+    assert account.jobs() == [] and account.runs_keys() == set()
 
 
 def test_no_permission_names_the_action(account: Account) -> None:
@@ -201,7 +219,7 @@ def test_no_permission_names_the_action(account: Account) -> None:
         f"Error: AWS Batch took no job (batch:SubmitJob to {QUEUES['spot']}): access denied"
     )
     assert "not authorized to perform: batch:SubmitJob" in done.stderr
-    assert account.jobs() == [] and account.keys() == set()
+    assert account.jobs() == [] and account.runs_keys() == set()
 
 
 def test_no_image_and_no_batch(account: Account) -> None:
@@ -249,15 +267,18 @@ def test_a_run_is_submitted_again(account: Account) -> None:
     assert other.exit_code == 2 and f"the run {run_id} does not hold arithmetic with scripted/refuse" in other.stderr
     changed = run("run", "aws", "--run-id", run_id, "--limit", "2")
     assert changed.exit_code == 2 and "to change --limit, repeat the whole command" in changed.stderr
+    models = run("run", "aws", "--run-id", run_id, "--model", "scripted/refuse")
+    assert models.exit_code == 2 and f"the run {run_id} has other models" in models.stderr
 
 
 def test_list_monitor_and_terminate(account: Account) -> None:
     run_id = run(*SUBMIT).stdout.strip()
     job = account.jobs()[0]["jobId"]
-    listed = json.loads(run("batch", "list", "--json").stdout)
+    listed = json.loads(run("batch", "list", "--json", "-n", "1").stdout)
     assert [(entry["job"], entry["run"], entry["queue"]) for entry in listed["jobs"]] == [(job, run_id, QUEUES["spot"])]
     assert run_id in run("batch", "list").stdout
-    assert json.loads(run("batch", "list", "--queue", "on-demand", "--json").stdout)["jobs"] == []
+    others = json.loads(run("batch", "list", "--queue", "on-demand", "--json").stdout)["jobs"]
+    assert run_id not in {entry["run"] for entry in others}
     assert "--queue x: the estate has" in run("batch", "list", "--queue", "x").stderr
     done = run("batch", "monitor-job", run_id, "--json")
     said = json.loads(done.stdout)
@@ -265,6 +286,20 @@ def test_list_monitor_and_terminate(account: Account) -> None:
     assert [row["state"] for row in said["results"]["rows"]] == ["waiting"]
     over = run("batch", "terminate-job", job)
     assert over.exit_code == 0 and "it had ended before: nothing to terminate" in over.stderr
+
+
+def test_ctrl_c_leaves_the_job_running(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    run_id = run(*SUBMIT).stdout.strip()
+    monkeypatch.setattr("evalops.batch.monitor.Monitor.run", interrupted)
+    done = run("batch", "monitor-job", run_id)
+    assert done.exit_code == 4
+    assert (
+        f"the job goes on without this command: ies batch monitor-job {run_id}, or ies batch terminate-job {run_id}"
+        in done.stderr
+    )
 
 
 @pytest.mark.parametrize("text", ["nonsense", "2026-11-29-14-05-33-1a2b3c4d", "5b2152b4-7c28-4d95-9303-45ebe8b08a9b"])

@@ -1,6 +1,7 @@
 """The container's side of a Batch job as a process of this machine, on a directory for a root: kills, interruptions, children, refusals."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 from inspect_ai.log import list_eval_logs, read_eval_log, read_eval_log_sample_summaries
 
+import evalworker
+from evalops import wheel
 from evalops.batch.results import LiveResults
 from evalops.logs import local_run, places
 from evalops.logs.metadata import Models
@@ -255,6 +258,19 @@ def test_what_is_printed_hides_secrets(tmp_path: Path) -> None:
     _, said = run.run(LEAKY_API_KEY="sk-planted-marker-0123456789")
     assert "key [redacted LEAKY_API_KEY]" in said and "child [redacted LEAKY_API_KEY]" in said
     assert "sk-planted-marker" not in said
+
+
+def test_an_older_image_becomes_what_the_run_asks_for_and_is_still_heard(tmp_path: Path) -> None:
+    run = Run(tmp_path, [spec("arithmetic.py@arithmetic", "arithmetic", samples=1)], code=EXAMPLES, limit=1)
+    run.manifest = run.manifest.model_copy(update={"worker": wheel.ship(run.storage)})
+    run.round()
+    stale = tmp_path / "image" / "evalworker"
+    shutil.copytree(Path(evalworker.__file__).parent, stale, ignore=shutil.ignore_patterns("__pycache__"))
+    (stale / "old.txt").write_text("of another day")
+    code, said = run.run(PYTHONPATH=str(stale.parent), INSPECT_FLEET_CACHE=str(tmp_path / "cache"))
+    assert code == 0, said
+    assert "starting again with evalworker" in said
+    assert "attempt 1: arithmetic with scripted/good" in said, "the output of the new process is heard"
 
 
 def some_run(jobs: list[int], array: bool) -> BatchRun:

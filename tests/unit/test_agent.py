@@ -65,6 +65,7 @@ class FakeAttempt:
     made: list["FakeAttempt"] = []
     process = None
     category: Category | None = None
+    has_run = True
     waiting_for = "t with scripted/good: its samples"
 
     def __init__(self, worker: Any, received: Received, message: Job, spec: JobSpec, manifest: Manifest) -> None:
@@ -78,7 +79,7 @@ class FakeAttempt:
     def run(self) -> None:
         assert self.over.wait(PATIENCE_S)
 
-    def set_share(self, share: int) -> None:
+    def set_share(self, share: int, connections: int | None = None) -> None:
         self.shares.append(share)
 
     def adopt(self, received: Received) -> bool:
@@ -188,6 +189,23 @@ def test_a_job_alone_gets_all_and_gets_it_back(agent: Agent) -> None:
     assert first.shares[-1] == 10
 
 
+def test_a_merge_takes_no_samples_from_its_neighbours(agent: Agent) -> None:
+    agent._specs[JOBS[1]] = agent._specs[JOBS[1]].model_copy(update={"merges": [JOBS[2]]})
+    agent._begin(received(JOBS[1], "r1"))
+    agent._begin(received(JOBS[0], "r0"))
+    merge, job = FakeAttempt.made
+    assert (merge.shares, job.shares) == ([], [10])
+
+
+def test_refused_calls_of_jobs_that_have_ended_still_count(agent: Agent) -> None:
+    agent._begin(received(JOBS[0], "r0"))
+    agent._begin(received(JOBS[1], "r1"))
+    FakeAttempt.made[0].over.set()
+    until(lambda: len(agent._running) == 1, "the first one has ended")
+    beat = agent._heartbeat()
+    assert (beat.rate_limited, beat.refused) == (2, 4)
+
+
 def test_messages_of_an_older_round_another_fleet_or_an_unknown_job_are_deleted(agent: Agent) -> None:
     agent._begin(received(JOBS[0], "old", round_=1))
     agent._begin(received(JOBS[0], "foreign", fleet=OTHER, round_=9))
@@ -227,6 +245,15 @@ def test_a_message_of_a_newer_round_makes_the_agent_read_what_changed(agent: Age
     agent._begin(received(JOBS[4], "r", round_=3))
     assert [attempt.spec.job_id for attempt in FakeAttempt.made] == [JOBS[4]]
     assert jobs_queue().deleted == []
+
+
+def test_a_worker_made_of_old_code_leaves_when_a_round_brings_new_code(agent: Agent, store: LocalStorage) -> None:
+    store.put(layout.manifest(FLEET), manifest(JOBS).model_copy(update={"code": "new"}).to_bytes())
+    store.put(layout.control(FLEET), control(round=3).to_bytes())
+    agent._begin(received(JOBS[4], "r", round_=3))
+    assert agent._leaving == "outdated"
+    assert agent._running == {}
+    assert (jobs_queue().deleted, jobs_queue().extended) == ([], [("r", 0)]), "another worker shall have it at once"
 
 
 def test_an_unreadable_message_stays_for_the_dead_letters_and_is_reported(agent: Agent) -> None:
@@ -382,6 +409,16 @@ def test_a_rate_limit_lowers_this_workers_samples_until_attempts_complete(agent:
         attempt.category = category
         attempt.over.set()
         until(lambda: not agent._running, "the attempt has ended")
+
+
+def test_what_has_not_run_says_nothing_of_the_load(agent: Agent) -> None:
+    for n, (category, ran) in enumerate([(Category.RATE_LIMIT, True), (None, False)]):
+        agent._begin(received(JOBS[0], f"r{n}", attempt=n + 1))
+        attempt = FakeAttempt.made[-1]
+        attempt.category, attempt.has_run = category, ran
+        attempt.over.set()
+        until(lambda: not agent._running, "the attempt has ended")
+    assert agent._in_flight == 5
 
 
 def test_a_heartbeat_says_what_runs_and_what_it_is_in(agent: Agent) -> None:

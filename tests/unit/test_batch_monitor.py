@@ -2,16 +2,18 @@
 
 from collections.abc import Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from botocore.stub import ANY, Stubber
 
 from evalops import ui
-from evalops.batch import monitor, terminate
+from evalops.batch import monitor, states, terminate
 from evalops.batch.monitor import Monitor, Where, explain_failures
 from evalops.batch.progress import ProgressLine, line_of
 from evalops.batch.record import Target
+from evalops.commands.batch import exit_code
 from evalworker import aws
 from evalworker.contract.documents import BatchSubmission
 from evalworker.contract.wire import now
@@ -271,3 +273,29 @@ def test_on_a_terminal_the_line_is_redrawn_under_the_notes() -> None:
     view.end()
     text = stream.getvalue()
     assert text.count("\r") == 4 and "\ra line\n" in text and text.endswith("[2/2 samples] done\n")
+
+
+def described(state: str, **more: Any) -> states.Job:
+    return states.job(REQUIRED | {"jobId": JOB, "status": state} | more)
+
+
+@pytest.mark.parametrize(
+    ("ending", "jobs", "rows", "whole", "code"),
+    [
+        ("ended", [described("SUCCEEDED")], ["success"], True, 0),
+        ("ended", [described("FAILED")], ["success"], True, 0),  # the logs decide
+        ("ended", [described("SUCCEEDED")], ["success", "partial"], True, 1),
+        ("ended", [described("SUCCEEDED")], [], True, 0),
+        ("ended", [described("FAILED")], [], True, 1),
+        ("ended", [described("SUCCEEDED")], ["success", "error"], False, 0),  # of a part of a run Batch decides
+        ("ended", [described("FAILED")], ["success"], False, 1),
+        ("ended", [described("FAILED", isTerminated=True)], ["cancelled"], True, 3),
+        ("stopped", [described("FAILED", isCancelled=True)], [], True, 3),
+        ("stuck", [described("FAILED", isCancelled=True, statusReason="MISCONFIGURATION:X")], ["waiting"], True, 1),
+        ("forgotten", [], ["success"], True, 0),
+        ("forgotten", [], ["dead"], True, 1),
+    ],
+)
+def test_exit_codes(ending: Any, jobs: list[states.Job], rows: list[str], whole: bool, code: int) -> None:
+    seen: Any = SimpleNamespace(rows=[SimpleNamespace(state=row) for row in rows])
+    assert exit_code(monitor.Outcome(ending, jobs, 0), seen, whole=whole) == code

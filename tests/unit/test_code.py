@@ -17,6 +17,7 @@ from evalworker.contract.documents import Manifest
 from evalworker.contract.wire import now
 from evalworker.storage import LocalStorage
 
+BEGIN = "-----BEGIN PRIVATE KEY-----"
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\n"
 
 
@@ -89,7 +90,7 @@ def test_without_git_the_directory_itself(tmp_path: Path) -> None:
         ("cert.p12", "x", "private key"),
         ("server.pem", KEY, "private key"),
         ("innocent.txt", "first line\n" + KEY, "private key"),
-        ("gcp.json", '{"private_key": "-----BEGIN PRIVATE KEY-----\\nAA"}', "private key"),
+        ("gcp.json", f'{{"private_key": "{BEGIN}\\nAA"}}', "private key"),
     ],
 )
 def test_secrets_are_refused_by_name_and_by_content(repo: Path, name: str, text: str, reason: str) -> None:
@@ -116,6 +117,14 @@ def test_what_only_looks_like_a_secret_is_packed(repo: Path, name: str, text: st
     found = chosen(repo)
     assert found.refused == []
     assert name in found.files
+
+
+def test_a_checkout_of_this_project_can_be_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make eval BACKEND=ec2` packs it, tests and all."""
+    monkeypatch.setattr(redact, "_process", redact.Redactor())
+    found = chosen(Path(__file__).parents[2])
+    assert found.refused == []
+    assert "examples/arithmetic.py" in found.files
 
 
 def test_a_file_with_the_value_of_a_secret_is_refused(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:

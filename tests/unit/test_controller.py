@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evalops.fleet import fleet as module
-from evalops.fleet import inbox, job_ends, lanes
+from evalops.fleet import inbox, job_ends, lanes, stream
 from evalops.fleet.controller import Controller
 from evalops.fleet.fleet import Fleet, Plan
 from evalops.fleet.guards import Verdict
@@ -23,6 +23,7 @@ from evalworker.aws import Fault
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Manifest
 from evalworker.contract.failures import Category
+from evalworker.contract.ids import digest_of_keys, sample_key
 from evalworker.contract.messages import AttemptDone, Job, SampleCounts, SampleDone, read_from_worker
 from evalworker.contract.wire import now
 from evalworker.queues import Counts, QueueError, Received
@@ -234,7 +235,8 @@ def test_the_end_is_stored_however_often_storage_fails(controller: Controller, m
     )
     assert stored == controller.fleet.stream.path.read_bytes()
     assert b'"fleet_summary"' in stored.splitlines()[-1]
-    assert Control.from_json(controller.fleet.storage.get(layout.control(FLEET)).body).state == "ended"
+    control = Control.from_json(controller.fleet.storage.get(layout.control(FLEET)).body)
+    assert (control.state, control.outcome) == ("ended", "complete")
 
 
 def test_ctrl_c_while_the_fleet_ends_does_not_cut_it_short(
@@ -261,6 +263,51 @@ def test_one_message_twice_and_one_unreadable_leave_one_end(controller: Controll
     assert len(controller.fleet.events.deleted) == 3  # type: ignore[attr-defined]
 
 
+def sample() -> str:
+    done = SampleDone(
+        fleet_id=FLEET,
+        instance_id="w",
+        ts=now(),
+        round=2,
+        job_id=JOB,
+        attempt=1,
+        task="t",
+        model="m",
+        sample_id=1,
+        epoch=1,
+        uuid="u",
+        status="completed",
+        scores={},
+    )
+    return done.to_json()
+
+
+def test_an_end_before_its_last_sample_waits_for_it(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queues keep no order; without waiting, the whole log would be read for one sample that is on its way."""
+    monkeypatch.setattr(job_ends, "_read_samples", lambda *_: pytest.fail("the log was read"))
+    end = AttemptDone.from_json(completed()).model_copy(
+        update={"log": "k.eval", "digest": digest_of_keys([(sample_key(1, 1), "u")])}
+    )
+    queue: Any = controller.fleet.events
+    queue.put.append(end.to_json())
+    controller.inbox.receive(controller.apply)
+    assert controller.fleet.ledger.jobs[JOB].status == "open"
+    assert not controller.fleet.stream.store(), "a message that has not been obeyed was settled"
+    queue.put.append(sample())
+    assert controller.run().ending == "complete"
+
+
+def test_an_end_whose_samples_never_come_is_completed_from_the_log(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(job_ends, "_read_samples", lambda fleet, done: asked.append(done.job_id) or [])
+    end = AttemptDone.from_json(completed()).model_copy(update={"log": "k.eval", "digest": "d"})
+    controller.fleet.events.put.append(end.to_json())  # type: ignore[attr-defined]
+    assert controller.run().ending == "complete"
+    assert asked == [JOB]
+
+
 def test_a_stop_that_could_not_be_told_is_told_with_the_next_beat(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,3 +332,77 @@ def test_a_lane_that_cannot_be_given_back_does_not_hide_how_the_fleet_ended(
     monkeypatch.setattr(lanes, "release", away)
     controller.apply(read_from_worker(completed()))
     assert controller.run().ending == "complete"
+
+
+def foreign() -> str:
+    return completed().replace(FLEET, OTHER)
+
+
+@pytest.mark.parametrize("body", ["not json", "foreign"])
+def test_what_cannot_be_kept_aside_is_not_deleted(
+    body: str, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = foreign() if body == "foreign" else body
+    put = controller.fleet.storage.put
+
+    def away(*words: Any) -> str:
+        raise StorageError("storage is away")
+
+    for queue in (controller.fleet.events, controller.fleet.dead):
+        queue.put.append(body if queue is controller.fleet.events else "not json")  # type: ignore[attr-defined]
+    monkeypatch.setattr(controller.fleet.storage, "put", away)
+    controller.inbox.receive(controller.apply)
+    controller.dispatch.read_dead_letters()
+    controller.inbox.store_all()
+    controller.dispatch.delete_dead_letters()
+    assert (controller.fleet.events.deleted, controller.fleet.dead.deleted) == ([], [])  # type: ignore[attr-defined]
+    assert controller.fleet.stream.seq == 0  # nothing says that it is kept
+    monkeypatch.setattr(controller.fleet.storage, "put", put)
+    controller.fleet.events.put.append(body)  # type: ignore[attr-defined]
+    controller.inbox.receive(controller.apply)
+    controller.inbox.store_all()
+    assert controller.fleet.events.deleted == [f"receipt of {body}"]  # type: ignore[attr-defined]
+
+
+def test_a_dead_letter_is_deleted_when_the_end_of_its_job_is_stored(controller: Controller) -> None:
+    dead_letter(controller)
+    assert controller.fleet.ledger.jobs[JOB].status == "failed"
+    controller.dispatch.read_dead_letters()
+    assert controller.fleet.dead.deleted == []  # type: ignore[attr-defined]
+    controller.inbox.store_all()
+    controller.dispatch.read_dead_letters()
+    controller.dispatch.delete_dead_letters()
+    assert len(controller.fleet.dead.deleted) == 1  # type: ignore[attr-defined]
+
+
+def test_while_too_much_waits_to_be_stored_no_more_is_taken(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = controller.fleet.storage.create
+
+    def away(*words: Any) -> str:
+        raise StorageError("storage is away")
+
+    monkeypatch.setattr(stream, "FULL_MESSAGES", 10)
+    monkeypatch.setattr(controller.fleet.storage, "create", away)
+    controller.fleet.events.put += [completed()] * 30  # type: ignore[attr-defined]
+    for _ in range(5):
+        controller.inbox.receive(controller.apply)
+        controller.inbox.store()
+    assert len(controller.fleet.events.put) == 10  # type: ignore[attr-defined]
+    monkeypatch.setattr(controller.fleet.storage, "create", create)
+    for _ in range(3):
+        controller.inbox.store()
+        controller.inbox.receive(controller.apply)
+    assert controller.fleet.events.put == []  # type: ignore[attr-defined]
+
+
+def test_ends_that_were_held_back_are_not_left_in_the_lane(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early = completed(log="the log", digest="of a sample that has not been heard of")
+    monkeypatch.setattr(Direct, "take", lambda *_: ([Received(early, "held", "m", 1)], False))
+    controller.inbox.receive(controller.apply)
+    assert controller.fleet.ledger.jobs[JOB].status == "open"
+    controller.inbox.discard()
+    assert controller.fleet.events.deleted == ["held"]  # type: ignore[attr-defined]

@@ -9,10 +9,11 @@ import pytest
 from test_controller import FLEET, JOB, controller  # noqa: F401 - the fixture
 
 from evalops.fleet.controller import Controller
+from evalops.fleet.ledger import JobState
 from evalops.fleet.workers import CannotLaunch, Lost, Pool
 from evalworker.aws import Fault, ServiceError
 from evalworker.contract import layout
-from evalworker.contract.documents import Control
+from evalworker.contract.documents import Control, JobSpec
 from evalworker.contract.messages import BootstrapFailed, Heartbeat, SampleDone, WorkerDraining, WorkerOnline
 from evalworker.contract.wire import now
 
@@ -138,6 +139,13 @@ def cycle(far: Controller, seconds: float = 1.0) -> None:
 
 
 def test_no_more_workers_than_jobs(far: Controller) -> None:
+    far.staff.start()
+    assert pool(far).launched == 1
+
+
+def test_no_worker_comes_for_a_merge_that_waits_for_its_shard(far: Controller) -> None:
+    merge = JobSpec(job_id="f" * 16, task="t.py@t", name="t", model="scripted/good", samples=1, merges=[JOB])
+    far.fleet.ledger.jobs[merge.job_id] = JobState(merge)
     far.staff.start()
     assert pool(far).launched == 1
 

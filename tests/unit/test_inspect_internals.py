@@ -102,7 +102,7 @@ def test_arguments_are_read_by_inspect_and_the_process_stays_as_it_was() -> None
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (["--limit", "many"], "cannot read an option.*many"),
+        (["--limit", "many"], "cannot read --limit.*many"),
         (["--generate-config", "no-such-file.yaml"], "config file no-such-file.yaml does not exist"),
         (["--run-config", "x.yaml"], "--run-config is only supported by inspect eval"),
         (["--model-spec", "{temperature: 1}"], "needs a 'model' name"),

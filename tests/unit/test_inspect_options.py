@@ -364,7 +364,7 @@ def test_logs_are_synced_at_least_every_minute(args: list[str], kept: int, warne
     ("args", "text"),
     [
         (["--no-such-option"], "No such option"),
-        (["--limit", "many"], "Inspect cannot read an option"),
+        (["--limit", "many"], "Inspect cannot read --limit"),
         (["--epochs", "x"], "Invalid value for '--epochs'"),
         (["--token-limit", "x"], "Invalid value"),
     ],

@@ -103,7 +103,7 @@ def test_the_agents_word_is_kept_for_whoever_listens_later(monkeypatch: pytest.M
     with line:
         ours.send_bytes(json.dumps({"share": 4}).encode())
         ours.send_bytes(json.dumps({"share": 5}).encode())
-        line.follow_share(heard.put)
+        line.follow("share", heard.put)
         while (share := heard.get(timeout=30)) != 5:
             assert share == 4
         ours.send_bytes(json.dumps({"share": 6}).encode())

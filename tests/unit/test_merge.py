@@ -3,14 +3,17 @@
 import json
 import zipfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from click.testing import CliRunner
 from inspect_ai import eval as inspect_eval
 from inspect_ai import eval_set
 from inspect_ai._cli.log import log_command
+from inspect_ai._view import common as view
 from inspect_ai.analysis import evals_df, samples_df
 from inspect_ai.log import (
     EvalLog,
@@ -128,6 +131,25 @@ def test_a_public_task_with_a_model_gives_the_same(tmp_path: Path) -> None:
     assert usage[0] == usage[1]
 
 
+def test_a_shards_selection_is_looked_up_and_any_other_is_matched(monkeypatch: pytest.MonkeyPatch) -> None:
+    from inspect_ai._eval import eval_set_manifest
+    from inspect_ai._eval.task import util
+    from inspect_ai.dataset import MemoryDataset, Sample
+
+    for module in (util, eval_set_manifest):
+        monkeypatch.setattr(module, "sample_id_filter", module.sample_id_filter)  # given back after the test
+    ids: list[int | str] = ["a[1]", "a1", "*", "?x", "a:b", "007", 8, 19]
+    dataset = MemoryDataset([Sample(id=each, input="x") for each in ids])
+    for chosen in (["a[1]", "*", 8], ["a:b", "007"]):
+        matched = [sample.id for sample in util.slice_dataset(dataset, None, internals.exact_selection(chosen))]
+        assert matched == chosen
+        internals.select_fast(chosen)
+        looked_up = util.slice_dataset(dataset, None, internals.exact_selection(chosen))
+        assert [sample.id for sample in looked_up] == chosen
+        assert [sample.id for sample in util.slice_dataset(dataset, None, ["a*"])] == ["a[1]", "a1", "a:b"]
+        assert eval_set_manifest.samples_selected(dataset, None, internals.exact_selection(chosen)) == len(chosen)
+
+
 def some_shards(folder: Path, name: str = "one_error", **more: Any) -> list[Path]:
     return [run(folder / str(n), [name], sample_id=list(range(n + 1, 10, 3)), **more)[name] for n in range(SHARDS)]
 
@@ -214,6 +236,10 @@ def test_readers_take_a_merged_log(bench: Bench, tmp_path: Path) -> None:
     assert list(frame["completed_samples"]) == [9]
     assert sorted(samples_df(str(tmp_path), quiet=True)["id"]) == sorted(bench.tasks["odd_ids"].ids)
     assert read_eval_log_sample(str(merged.path), "a[1]", 1).id == "a[1]"
+    shown = anyio.run(partial(view.get_logs, str(tmp_path), recursive=True, fs_options={}))
+    assert shown is not None
+    assert [Path(each.name).name for each in shown.files] == [merged.path.name]
+    assert anyio.run(view.get_log_file, str(merged.path), "0") is not None
     dump = CliRunner().invoke(log_command, ["dump", str(merged.path)])
     assert dump.exit_code == 0, dump.output
     assert len(json.loads(dump.output)["samples"]) == 9

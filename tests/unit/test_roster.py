@@ -81,6 +81,17 @@ def test_a_late_message_brings_nobody_back() -> None:
     assert roster.workers == {}
 
 
+def test_how_long_an_attempt_has_run() -> None:
+    roster = Roster()
+    online(roster, "a", 10)
+    beat(roster, "a", 20, running=("j",))
+    beat(roster, "a", 50, running=("j",))
+    assert (roster.busy_s("j", 80), roster.busy_s("other", 80)) == (60, 0)
+    roster.ended("j")
+    beat(roster, "a", 90, running=("j",))
+    assert roster.busy_s("j", 95) == 5
+
+
 def test_the_stream_of_an_earlier_controller_tells_who_is_online() -> None:
     roster = Roster()
     for event in (

@@ -2,6 +2,7 @@
 
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,10 @@ from evalops.fleet.request import Request
 from evalops.fleet.stream import Fenced
 from evalops.settings import Settings
 from evalops.ui import EXIT_LEFT_RUNNING, Failure
-from evalworker.contract.documents import Machines
-from evalworker.storage import StorageError
+from evalworker.contract import layout
+from evalworker.contract.documents import Control, JobSpec, Limits, Machines, Manifest, Shard
+from evalworker.contract.wire import now
+from evalworker.storage import LocalStorage, StorageError
 
 FLEET = "2026-11-29-14-05-33-1a2b3c4d"
 SURROUNDINGS = Settings(root="/somewhere", bucket=None, estate="default", owner="me")
@@ -46,13 +49,39 @@ def test_detached_is_the_same_command_with_json_in_place(tmp_path: Path, monkeyp
         def __init__(self, command: list[str], **_: Any) -> None:
             started.append(command)
             (tmp_path / "logs" / "fleet" / FLEET).mkdir()
-            self.stdout = io.BytesIO(f'{{"fleet_id": "{FLEET}"}}\n'.encode())
+            self.stdout = io.BytesIO(f'{{"type": "launch", "fleet_id": "{FLEET}"}}\n'.encode())
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(detach.subprocess, "Popen", Process)
     monkeypatch.setattr(sys, "argv", ["/bin/ct", "run", "eval", "--detach", "--", "a.py"])
     detach.detach()
     assert started[0][-6:] == ["ct", "run", "eval", "--json", "--", "a.py"]
+
+
+def test_what_starts_nothing_in_the_background_is_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An estimate has no launch record; it used to end in a traceback."""
+
+    class Process:
+        returncode = 3
+
+        def __init__(self, *_: Any, stderr: Any, **__: Any) -> None:
+            stderr.write(b"a remark\n")
+            self.stdout = io.BytesIO(b'{"jobs": 2}\n{"more": 1}\n')
+
+        def communicate(self) -> tuple[bytes, None]:
+            return self.stdout.read(), None
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(detach.subprocess, "Popen", Process)
+    monkeypatch.setattr(sys, "argv", ["/bin/ct", "run", "eval", "--detach", "--estimate", "a.py"])
+    with pytest.raises(SystemExit) as ended:
+        detach.detach()
+    assert ended.value.code == 3
+    said = capsys.readouterr()
+    assert said.out == '{"jobs": 2}\n{"more": 1}\n'
+    assert said.err == "a remark\n"
 
 
 @pytest.mark.parametrize(
@@ -82,6 +111,43 @@ def test_a_fleet_that_could_not_be_stopped_is_said_to_run_on(
     assert said in failed.value.message
 
 
+def test_a_resume_keeps_its_model_connections_and_too_few_are_refused(tmp_path: Path) -> None:
+    shards = [
+        JobSpec(
+            job_id=f"{n:016x}",
+            task="t",
+            name="t",
+            model="m/m",
+            samples=1,
+            shard=Shard(index=n, of=4, ids=[n]),
+        )
+        for n in range(4)
+    ]
+    merge = JobSpec(job_id="f" * 16, task="t", name="t", model="m/m", samples=4, merges=[one.job_id for one in shards])
+    manifest = Manifest(
+        fleet_id=FLEET,
+        created=now(),
+        backend="local",
+        jobs=[*shards, merge],
+        arguments={},
+        models=["m"],
+        submit_dir=".",
+    )
+    storage = LocalStorage(tmp_path)
+    limits = Limits(fleet_connections=3)
+    control = Control(fleet_id=FLEET, round=1, state="ended", deadline=now(), beat=now(), limits=limits)
+    storage.put(layout.control(FLEET), control.to_bytes())
+    request = Request(workers=8, slots=2)
+    assert run._as_before(replace(request, connections=7), storage, manifest).connections == 7
+    kept = run._as_before(request, storage, manifest)
+    assert kept.connections == 3
+    with pytest.raises(Failure, match="--fleet-connections 3 is less than the 4 jobs that may run at once"):
+        run._check_connections({"ec2": False}, kept, manifest)
+    assert run._check_connections({"ec2": False}, replace(kept, connections=4), manifest) == 4
+    with pytest.raises(Failure, match="is less than the 16 jobs"):
+        run._check_connections({"ec2": False}, kept, None)
+
+
 BEFORE = Machines(
     estate="e",
     markets=["spot"],
@@ -93,7 +159,7 @@ BEFORE = Machines(
 
 def wanted(before: Machines | None, workers: int | None = None, **given: Any) -> Any:
     options = {"market": None, "on_demand_base": None, "instance_types": (), "ami": None} | given
-    jobs: Any = range(9)
+    jobs: Any = [SimpleNamespace(merges=[])] * 9
     return run._wanted(options, Request(workers=workers), jobs, before)
 
 

@@ -8,8 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalops import planner
+from evalops.commands.run import _at_once
+from evalops.fleet import guards, view
+from evalops.fleet.ledger import Ledger
+from evalops.fleet.merges import Merges, at_once
+from evalops.logs import local_run, places, survey
+from evalops.logs.events import Progress
 from evalops.shards import LEAST, Wish, divide, how_many
-from evalworker.contract.documents import JobSpec, total_samples, wholes
+from evalworker.contract import layout
+from evalworker.contract.documents import JobDone, JobSpec, Manifest, Shard, total_samples, wholes
+from evalworker.contract.failures import Category
+from evalworker.contract.messages import AttemptDone, SampleCounts, SampleDone
+from evalworker.contract.wire import now
+from evalworker.storage import LocalStorage
 
 CASES = "metric_cases.py"
 FOLDER = Path(__file__).parents[1] / "tasks"
@@ -78,3 +89,218 @@ def test_what_cannot_be_divided_stays_whole_and_is_said_when_it_was_asked_for() 
     assert [job.shard is None for job in jobs] == [True, False, False, False, True]
     assert said == ["stops_early is not run in shards: it decides by the samples that have run which ones still run"]
     assert len(planned("stops_early", wish=None)[0]) == 1
+
+
+# What becomes of them in a fleet
+
+
+def ledger_of(count: int = 2, round_: int = 1) -> tuple[Ledger, list[JobSpec]]:
+    common: dict[str, Any] = {"task": "t.py@t", "name": "t", "model": "m/m"}
+    shards = [
+        JobSpec(job_id=f"{n:016x}", samples=2, shard=Shard(index=n, of=count, ids=[n, n + count]), **common)
+        for n in range(count)
+    ]
+    whole = JobSpec(
+        job_id="f" * 16,
+        samples=2 * count,
+        merges=[each.job_id for each in shards],
+        ids=list(range(2 * count)),
+        **common,
+    )
+    return Ledger([*shards, whole], round_), [*shards, whole]
+
+
+def end(
+    spec: JobSpec, status: str = "completed", *, errored: int = 0, log: bool = True, round_: int = 1
+) -> AttemptDone:
+    return AttemptDone(
+        fleet_id="2026-11-29-14-05-33-1a2b3c4d", instance_id="w", ts=now(), round=round_, job_id=spec.job_id, attempt=1, status=status,
+        ended=True, duration_s=1.0, samples=SampleCounts(total=spec.samples, completed=spec.samples - errored, errored=errored),
+        failure_category=None if status == "completed" else Category.TASK_ERROR, error_summary="why", log="x.eval" if log else None,
+    )  # fmt: skip
+
+
+def conclude(ledger: Ledger, done: AttemptDone) -> dict[str, Any]:
+    ledger.attempt(done)
+    return ledger.conclude(done)[-1]
+
+
+def test_a_merge_is_released_once_when_its_last_shard_has_ended() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    merges = Merges(ledger)
+    assert (merges.held(), merges.release()) == ({whole.job_id}, [])
+    assert conclude(ledger, end(first))["shard"] == "1/2"
+    assert merges.release() == []
+    conclude(ledger, end(second, "failed", errored=1))
+    assert [job.spec for job in merges.release()] == [whole]
+    assert (merges.held(), merges.release()) == (set(), [])
+    assert Merges(ledger).release() == []  # a controller that takes over finds it sent
+
+
+def test_a_controller_releases_a_merge_whose_last_shard_ends_with_the_first_message_that_it_hears() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    conclude(ledger, end(first))
+    merges = Merges(ledger)
+    conclude(ledger, end(second))
+    assert [job.spec for job in merges.release()] == [whole]
+
+
+def test_samples_count_once_and_the_merge_speaks_for_the_whole() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    conclude(ledger, end(first))
+    conclude(ledger, end(second, errored=1))
+    said = conclude(ledger, end(whole, errored=1))
+    assert (said["merged"], ledger.samples.total, ledger.samples.errored) == (2, 4, 1)
+    assert [job.spec for job in ledger.wholes] == [whole]
+    assert [job.name for job in ledger.jobs.values()] == ["t (shard 1/2)", "t (shard 2/2)", "t"]
+
+
+def test_a_failed_shard_is_settled_by_a_merge_that_completed() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    conclude(ledger, end(first, "failed", errored=2))
+    conclude(ledger, end(second))
+    assert ledger.count("completed") == 1
+    conclude(ledger, end(whole, errored=2))
+    assert ledger.count("completed") == 3
+    assert ledger.new_round(2) == []
+
+
+def test_a_settled_shard_is_no_canary_that_failed() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    conclude(ledger, end(first, "failed", errored=2))
+    assert guards.canary(ledger.jobs.values()) is not None
+    conclude(ledger, end(second))
+    conclude(ledger, end(whole, errored=2))
+    assert guards.canary(ledger.jobs.values()) is None
+
+
+def test_workers_come_for_what_can_run_and_not_for_merges_that_wait() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    assert (at_once(ledger), _at_once([first, second, whole])) == (2, 2)
+    conclude(ledger, end(first))
+    conclude(ledger, end(second))
+    assert at_once(ledger) == 1
+
+
+def test_a_merge_that_failed_opens_the_shards_with_errors_again() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    conclude(ledger, end(first, errored=1))
+    conclude(ledger, end(second))
+    conclude(ledger, end(whole, "failed", errored=1))
+    assert [job.spec for job in ledger.new_round(2)] == [first, whole]
+    assert Merges(ledger).held() == {whole.job_id}
+
+
+def sample(spec: JobSpec, id_: int, uuid: str, *, errored: bool = False, round_: int = 1) -> SampleDone:
+    return SampleDone(
+        fleet_id="2026-11-29-14-05-33-1a2b3c4d", instance_id="w", ts=now(), round=round_, job_id=spec.job_id, attempt=round_, task="t",
+        model="m/m", sample_id=id_, epoch=1, uuid=uuid, status="errored" if errored else "completed", scores={},
+        error="x" if errored else None, model_usage={"m/m": {"total_tokens": 7}},
+    )  # fmt: skip
+
+
+def test_a_shard_that_is_opened_again_knows_what_it_has_said() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    for each in (sample(first, 0, "a"), sample(first, 2, "b", errored=True)):
+        assert len(ledger.sample(each).events) == 1
+    conclude(ledger, end(first, errored=1))
+    conclude(ledger, end(second))
+    conclude(ledger, end(whole, "failed", errored=1))
+    ledger.new_round(2)
+    counts = ledger.jobs[first.job_id].counts
+    assert (counts.completed, counts.errored) == (1, 1)
+    kept = ledger.sample(sample(first, 0, "a", round_=2))
+    again = ledger.sample(sample(first, 2, "c", round_=2))
+    assert (kept.events, [event["replaces"] for event in again.events]) == ([], ["b"])
+    assert ledger.tokens == 21
+    conclude(ledger, end(first, round_=2))
+    conclude(ledger, end(whole, round_=2))
+    assert all(job.said == {} for job in ledger.jobs.values())  # nothing can open it any more
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"failure_category": Category.OOM, "log": None},
+        {"failure_category": Category.STORAGE},
+        {"samples": SampleCounts(total=4, completed=2, errored=1)},
+    ],
+)
+def test_a_merge_that_failed_for_anything_but_errors_leaves_tolerated_ones_alone(more: dict[str, Any]) -> None:
+    ledger, (first, second, whole) = ledger_of()
+    conclude(ledger, end(first, errored=1))
+    conclude(ledger, end(second))
+    conclude(ledger, end(whole, "failed", errored=1).model_copy(update=more))
+    assert [job.spec for job in ledger.new_round(2)] == [whole]
+
+
+def test_an_end_without_a_merged_log_counts_what_the_shards_have() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    conclude(ledger, end(first, errored=1))
+    ledger.sample(sample(second, 1, "a"))
+    ended = end(whole, "cancelled", log=False).model_copy(update={"samples": SampleCounts(total=4)})
+    assert conclude(ledger, ended)["samples"] == {"total": 4, "completed": 2, "errored": 1}
+    assert view._row(ledger.jobs[whole.job_id], ledger.parts_of(ledger.jobs[whole.job_id]))[4:7] == [2, 1, 4]
+
+
+def test_status_counts_the_shards_of_a_merge_without_a_log(tmp_path: Path) -> None:
+    _, (first, second, whole) = ledger_of()
+    done = end(whole, "failed", log=False).model_copy(update={"samples": SampleCounts(total=4)})
+    record = JobDone(fleet_id=done.fleet_id, job_id=whole.job_id, round=1, log=None, attempt_done=done)
+    storage, key = LocalStorage(tmp_path), layout.job_done(done.fleet_id, whole.job_id, 1)
+    storage.put(key, record.to_bytes())
+    told = [
+        {"type": "result", "job_id": each.job_id, "sample_id": n, "epoch": 1, "status": status}
+        for each, n, status in [(first, 0, "completed"), (first, 2, "errored"), (second, 1, "completed")]
+    ]
+    job = survey._tell(storage, done.fleet_id, whole, {key}, Progress.of(told), [])
+    assert (job.completed, job.errored, job.ended) == (2, 1, "failed: task_error")
+
+
+def test_without_a_single_log_there_is_nothing_to_merge() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    merges = Merges(ledger)
+    conclude(ledger, end(first, "failed", log=False))
+    assert merges.hopeless(ledger.jobs[whole.job_id]) is None  # the other one may still leave one
+    conclude(ledger, end(second, "failed", log=False))
+    hopeless = merges.hopeless(ledger.jobs[whole.job_id])
+    assert hopeless is not None
+    assert hopeless.spec == first
+
+
+def test_a_replayed_stream_gives_the_same_state() -> None:
+    ledger, (first, second, whole) = ledger_of()
+    events = [
+        {"type": "fleet_start", "round": 1},
+        *(conclude(ledger, done) for done in (end(first, "failed", errored=2), end(second), end(whole, errored=2))),
+    ]
+    again, _ = ledger_of()
+    for event in events:
+        again.replay({"fleet_id": "2026-11-29-14-05-33-1a2b3c4d", "ts": now().isoformat()} | event)
+    assert [job.status for job in again.jobs.values()] == ["completed"] * 3
+    assert again.open_jobs == []
+
+
+def test_what_shards_have_kept_is_no_log_of_the_task_to_a_local_retry(tmp_path: Path) -> None:
+    run_id, storage = "2026-11-29-14-05-33-1a2b3c4d", LocalStorage(tmp_path)
+    _, (first, second, whole) = ledger_of()
+    other = whole.model_copy(update={"job_id": "e" * 16, "merges": [], "ids": [], "name": "other"})
+    manifest = Manifest(
+        fleet_id=run_id,
+        created=now(),
+        backend="local",
+        jobs=[first, second, whole, other],
+        arguments={},
+        models=["m"],
+        submit_dir=".",
+    )
+    storage.put(layout.manifest(run_id), manifest.to_bytes())
+    place = places.of_run(run_id, storage)
+    assert local_run.unmerged(place, manifest, [whole, other]) == []  # nothing would be lost
+    storage.put(layout.partial(run_id, first.job_id) + "x.eval", b"of a shard")
+    storage.put(layout.partial(run_id, first.job_id) + ".buffer/x/manifest.json", b"{}")
+    storage.put(layout.partial(run_id, other.job_id) + "y.eval", b"of a task")
+    assert local_run.unmerged(place, manifest, [other]) == []
+    assert local_run.unmerged(place, manifest, [whole, other]) == ["t with m/m"]
+    assert local_run.fetch_partials(place) == 1
+    assert [info.key for info in storage.list(place.prefix)] == [f"{place.prefix}y.eval"]

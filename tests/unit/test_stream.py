@@ -105,6 +105,32 @@ def test_of_two_controllers_only_one_goes_on(store: LocalStorage, tmp_path: Path
     assert [event["text"] for event in read_events(store, FLEET)] == ["first"]
 
 
+def test_a_segment_whose_answer_was_lost_is_our_own(store: LocalStorage, tmp_path: Path) -> None:
+    """What failed may have been carried out: only the same bytes, sent again, are told from another controller's."""
+    create, lost = store.create, [True]
+
+    class Bucket(LocalStorage):
+        def create(self, key: str, body: bytes) -> str:
+            if self.exists(key) and self.get(key).body == body:
+                return "ours"
+            etag = create(key, body)
+            if lost and lost.pop():
+                raise StorageError("the answer was lost")
+            return etag
+
+    stream = opened(Bucket(store.root), tmp_path / "events.jsonl")
+    stream.append([warning("a")])
+    stream.settle("r1")
+    with pytest.raises(StorageError):
+        stream.store()
+    assert stream.due
+    stream.append([warning("b")])
+    stream.settle("r2")
+    assert stream.store() == ["r1", "r2"]
+    assert [event["text"] for event in read_events(store, FLEET)] == ["a", "b"]
+    assert (stream.segment, stream.due, stream.store()) == (2, False, [])
+
+
 def test_lines_that_were_not_stored_are_cut_and_a_tail_goes_on(store: LocalStorage, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     first = opened(store, path)

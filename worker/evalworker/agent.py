@@ -40,6 +40,9 @@ PARTIAL_LOOK_S = 2.0
 MOST_HUNG = 20
 """Hung samples that a heartbeat names."""
 
+LOG_S = 300.0
+"""Between two uploads of the worker's log."""
+
 RECEIVE_WAIT_S = 10
 """One long poll."""
 
@@ -96,6 +99,7 @@ class Agent:
         self._changed = threading.Condition()
         self._leaving: str | None = None
         self._in_flight: int | None = None
+        self._refused = 0
         self._disk_warned = False
         self._refused_since: float | None = None
         self._idle_since = time.monotonic()
@@ -241,6 +245,7 @@ class Agent:
             if not refused:
                 self._running[received.receipt] = attempt
                 self._share_out()
+                self._jobs_changed()
         if refused:  # it came with the last long poll: another worker shall have it at once
             with contextlib.suppress(QueueError):
                 self.worker.jobs.extend([received.receipt], 0)
@@ -276,17 +281,36 @@ class Agent:
         finally:
             with self._changed:
                 del self._running[receipt]
+                self._refused += attempt.heard.look.rate_limited
                 self._idle_since = time.monotonic()
-                self._adapt(attempt.category)
+                if attempt.has_run:  # what was only published, or refused by storage, says nothing of the load
+                    self._adapt(attempt.category)
                 self._share_out()
+                self._jobs_changed()
                 self._changed.notify_all()
 
     def _share_out(self) -> None:
-        """Divide the samples in flight among the running jobs: a job alone gets all of them, none gets less than one."""
-        running = list(self._running.values())
+        """Divide the samples in flight among the running jobs: a job alone gets all of them, none gets less than one.
+
+        A merge runs none, so it takes nothing from its neighbours.
+        """
+        running = [attempt for attempt in self._running.values() if not attempt.spec.merges]
         total = in_flight_of(self._in_flight, self.limits.concurrency_per_worker)
+        connections = self._connections()
         for index, attempt in enumerate(running):
-            attempt.set_share(max(1, share_of(total, len(running), index)))
+            share = max(1, share_of(total, len(running), index))
+            attempt.set_share(share, connections and max(1, share_of(connections, len(running), index)))
+
+    def _connections(self) -> int | None:
+        """This worker's part of the fleet's model connections, one while it has not been told; None without `--fleet-connections`."""
+        if self.limits.fleet_connections is None:
+            return None
+        return self.worker.control.connections.get(self.config.instance_id, 1)
+
+    def _jobs_changed(self) -> None:
+        """Tell at once what runs here, where shares depend on it."""
+        if self.limits.fleet_connections is not None:
+            self.worker.news.set()
 
     def _adapt(self, ended_with: Category | None) -> None:
         """Fewer samples in flight after a rate limit, one more after each attempt that completed."""
@@ -328,10 +352,15 @@ class Agent:
             if found is not None:
                 control = Control.from_json(found.body)
                 if control.round > self.worker.control.round:
+                    before = self.manifest
                     self._read_manifest()
+                    if built_from(before) != built_from(self.manifest):
+                        self.leave("outdated")
                 self._control_etag = found.etag
                 self.worker.control = control
                 with self._changed:
+                    if control.limits.fleet_connections is not None:
+                        self._share_out()
                     self._changed.notify_all()
         except (StorageError, Unreadable) as error:
             self.worker.log(f"reading control: {error}")
@@ -346,8 +375,12 @@ class Agent:
         self._specs = {spec.job_id: spec for spec in self.manifest.jobs}
 
     def _partials(self) -> None:
-        """Keep the partial logs of what runs."""
+        """Keep the partial logs of what runs, and this worker's own log: a machine that is lost shall not take it along."""
+        uploaded = time.monotonic()
         while self._leaving is None:
+            if time.monotonic() - uploaded >= LOG_S:
+                uploaded = time.monotonic()
+                self._upload_log()
             time.sleep(min(PARTIAL_LOOK_S, self.limits.partial_s))
             with self._changed:
                 running = list(self._running.values())
@@ -381,6 +414,8 @@ class Agent:
     def _heartbeat(self) -> Heartbeat:
         with self._changed:
             running = list(self._running.values())
+            limited = sum(attempt.heard.look.rate_limited for attempt in running)
+            refused = self._refused + limited
         hung = self.worker.hung
         return Heartbeat(
             fleet_id=self.config.fleet_id,
@@ -390,7 +425,8 @@ class Agent:
             load=round(os.getloadavg()[0], 2),
             disk_free=shutil.disk_usage(self.config.work).free,
             memory_free=memory_free(),
-            rate_limited=sum(attempt.heard.look.rate_limited for attempt in running),
+            rate_limited=limited,
+            refused=refused,
             waits={attempt.spec.job_id: attempt.waiting_for for attempt in running},
             hung=[hung.popleft() for _ in range(min(MOST_HUNG, len(hung)))],
         )
@@ -399,6 +435,20 @@ class Agent:
 def for_others(message: Job, instance_id: str, backend: str, receive_count: int) -> bool:
     """Whether another machine should take this job, because its last attempt failed on this one; if none does, this one will."""
     return backend != "local" and message.avoid == instance_id and receive_count <= ELSEWHERE_TRIES
+
+
+def built_from(manifest: Manifest) -> tuple[object, ...]:
+    """What a worker is made of: one that stays for a round in which this differs would run old code."""
+    return (
+        manifest.code,
+        manifest.code_root,
+        manifest.python_path,
+        manifest.worker,
+        manifest.lock,
+        manifest.requirements,
+        manifest.environment,
+        manifest.secrets,
+    )
 
 
 def in_flight_of(reduced: int | None, most: int) -> int:

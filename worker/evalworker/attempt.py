@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -66,7 +67,9 @@ class Attempt:
         self.process: JobProcess | None = None
         self.heard = _Heard()
         self.share = 1
+        self.connections: int | None = None
         self.category: Category | None = None
+        self.has_run = False
         self._killed_for: Category | None = None
         self._tail: deque[bytes] = deque(maxlen=20)
         self._output = redact.stream()
@@ -79,14 +82,17 @@ class Attempt:
 
     # From other threads
 
-    def set_share(self, share: int) -> None:
-        """Change how many samples of this job may run at once; a canary runs one."""
+    def set_share(self, share: int, connections: int | None = None) -> None:
+        """Change how many samples of this job may run at once (a canary runs one), and how many model connections it may have.
+
+        Without a number of connections Inspect's own limits hold.
+        """
         if self.message.canary:
             share = 1
-        if share != self.share:
-            self.share = share
+        if (share, connections) != (self.share, self.connections):
+            self.share, self.connections = share, connections
             if self.process is not None:
-                self.process.tell(share=share)
+                self.process.tell(share=share, connections=connections)
 
     def adopt(self, received: Received) -> bool:
         """Go on under a new receipt when the queue has given this worker the same message again; False when it is over here."""
@@ -183,7 +189,7 @@ class Attempt:
         started = time.monotonic()
         kills = oom_kills()
         self.process = process = self.worker.launcher.start(self._order(log_dir))
-        process.tell(share=self.share)
+        process.tell(share=self.share, connections=self.connections)
         if self._killed_for is not None:
             process.stop()
         try:
@@ -207,6 +213,7 @@ class Attempt:
         output = b"".join(self._tail).decode("utf-8", "replace")
         ending = Ending(self.heard.end, status, oom_kills() > kills, killed_for, output)
         self.category = category = category_of(ending)
+        self.has_run = True
         if category is not None and category == killed_for and category in HAND_OVER:
             self._hand_over()
         else:
@@ -226,13 +233,20 @@ class Attempt:
         shutil.rmtree(self._dir, ignore_errors=True)
         self._try_once()
 
-    def _published_name(self) -> str | None:
-        """The name of the log that this job published in the round before, if it did not complete."""
+    def _earlier_ends(self) -> Iterator[AttemptDone]:
+        """How this job ended in earlier rounds, the last one first."""
         for round_ in range(self.message.round - 1, 0, -1):
             record = publish.find_done(self.worker.storage, self.message.fleet_id, self.spec.job_id, round_)
-            if record is not None and record.attempt_done.log_name:
-                return record.attempt_done.log_name
-        return None
+            if record is not None:
+                yield record.attempt_done
+
+    def _published_name(self) -> str | None:
+        """The name of the log that this job published in the last round in which it left one."""
+        return next((end.log_name for end in self._earlier_ends() if end.log_name), None)
+
+    def _reopened(self) -> bool:
+        """Whether this is a shard that had completed before its merge found too many errors."""
+        return self.spec.shard is not None and any(end.status == "completed" for end in self._earlier_ends())
 
     def _order(self, log_dir: Path) -> job.Order:
         return job.Order(
@@ -246,7 +260,9 @@ class Attempt:
             path=self.worker.path,
             log_dir=str(log_dir),
             share=self.share,
+            connections=self.connections,
             canary=self.message.canary,
+            reopened=self._reopened(),
             hung_after_s=self.worker.control.limits.hung_after_s,
             on_hung=self.worker.control.limits.on_hung,
             environment=self.worker.environment,

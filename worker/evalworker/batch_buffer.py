@@ -11,7 +11,8 @@ from typing import Any
 def summaries_of(body: bytes) -> Iterator[dict[str, Any]]:
     """The sample summaries in a buffer's manifest; raises ValueError for what is none."""
     manifest = json.loads(body)
-    for entry in manifest.get("samples", []) if isinstance(manifest, dict) else []:
+    entries = manifest.get("samples") if isinstance(manifest, dict) else None
+    for entry in entries if isinstance(entries, list) else []:
         summary = entry.get("summary") if isinstance(entry, dict) else None
         if isinstance(summary, dict) and "id" in summary and "epoch" in summary:
             yield summary

@@ -67,8 +67,12 @@ def main(argv: list[str] | None = None) -> int:
         signal.signal(number, signal.default_int_handler)
     redact.learn_environment()
     try:
+        root, run_id = place_of(options.manifest)
+        storage = open_storage(root)
+        # It may replace this process, whose threads end then: only what is here to stay reads its own output.
+        boot.settle(storage, run_id, options.work, words, say, module="evalworker.batch_job")
         with redacted_output():
-            return _run(options, words)
+            return _run(storage, run_id, options)
     except KeyboardInterrupt:
         say("interrupted before the eval began")
         return EXIT_INTERRUPTED
@@ -97,10 +101,7 @@ def place_of(url: str) -> tuple[str, str]:
         raise JobRefused(str(error)) from None
 
 
-def _run(options: argparse.Namespace, words: list[str]) -> int:
-    root, run_id = place_of(options.manifest)
-    storage = open_storage(root)
-    boot.settle(storage, run_id, options.work, words, say, module="evalworker.batch_job")
+def _run(storage: Storage, run_id: str, options: argparse.Namespace) -> int:
     manifest = Manifest.from_json(storage.get(layout.manifest(run_id)).body)
     submitted = BatchRun.from_json(storage.get(layout.batch(run_id)).body)
     work = choose(storage, manifest, submitted, options.round, options.child)

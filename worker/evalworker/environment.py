@@ -6,8 +6,10 @@ run was submitted.
 
 import fcntl
 import hashlib
+import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +19,9 @@ from pathlib import Path
 
 from evalworker.contract.documents import Manifest
 from evalworker.contract.jsonio import canonical
+
+BAKED_LOCK, LEFT_OUT = "inspect-fleet.uv.lock", "inspect-fleet.left-out"
+"""In an environment that an image brings: the lock that it was installed from, and the names in it that no worker needs."""
 
 INSTALL_S = 1800
 """The longest that one call of uv may take, in seconds."""
@@ -50,7 +55,7 @@ def prepare(manifest: Manifest, root: Path, cache: Path, log: Callable[[str], No
 
     Raises EnvironmentFailed.
     """
-    if manifest.lock is None and not manifest.requirements:
+    if (manifest.lock is None and not manifest.requirements) or _is_baked(manifest, root):
         return None
     folder = cache / "environments" / key_of(manifest, root)
     python, complete = folder / "bin" / "python", folder / ".complete"
@@ -63,6 +68,25 @@ def prepare(manifest: Manifest, root: Path, cache: Path, log: Callable[[str], No
             complete.touch()
             log("the environment of the run is installed")
     return python
+
+
+def _is_baked(manifest: Manifest, root: Path) -> bool:
+    """Whether the image's own environment was made from the run's lock and has all that the run names: nothing is to be installed.
+
+    Versions need not be looked at: whatever a lock pins, requirements beside it have as it pins it.
+    """
+    own = Path(sys.prefix, BAKED_LOCK)
+    if manifest.lock is None or not own.is_file() or _hash(own) != _hash(root / manifest.lock / "uv.lock"):
+        return False
+    there = {_name(found.metadata["Name"]) for found in importlib.metadata.distributions()}
+    there |= set(Path(sys.prefix, LEFT_OUT).read_text().split())
+    return {_name(requirement) for requirement in manifest.requirements} <= there
+
+
+def _name(requirement: str) -> str:
+    """A package's name as it is compared; a line that pins none is taken whole, and is no installed package."""
+    found = re.match(r"[A-Za-z0-9._-]+(?===)", requirement)
+    return re.sub(r"[-_.]+", "-", found[0] if found else requirement).lower()
 
 
 def _install(manifest: Manifest, root: Path, folder: Path, python: Path) -> None:

@@ -31,7 +31,7 @@ _CAPTURE = "inspect_ai._eval.eval_set_manifest"
 
 INTERNALS: dict[str, tuple[str, ...]] = {
     _CLI: ("eval_set_command", "eval_set", "process_common_options"),
-    _CAPTURE: ("INSPECT_EVAL_SET_CAPTURE", "EVAL_SET_CAPTURE_VERSION"),
+    _CAPTURE: ("INSPECT_EVAL_SET_CAPTURE", "EVAL_SET_CAPTURE_VERSION", "sample_id_filter"),
     "inspect_ai._control.state": ("_sample_activity",),
     "inspect_ai._eval.eval_set_overrides": ("INSPECT_EVAL_SET_OVERRIDES", "EvalSetOverrides"),
     "inspect_ai._eval.eval_set_selection": ("INSPECT_EVAL_SET_SELECTION",),
@@ -40,7 +40,13 @@ INTERNALS: dict[str, tuple[str, ...]] = {
     "inspect_ai._eval.score": ("reducers_from_log_header",),
     "inspect_ai._eval.task.error": ("_should_eval_fail",),
     "inspect_ai._eval.task.results": ("eval_results",),
-    "inspect_ai._eval.task.util": ("resolve_task_sample_ids", "sample_id_filter", "slice_dataset", "task_run_dir"),
+    "inspect_ai._eval.task.util": (
+        "resolve_task_sample_ids",
+        "SampleIdMatcher",
+        "sample_id_filter",
+        "slice_dataset",
+        "task_run_dir",
+    ),
     "inspect_ai._sentinel._config": ("SentinelConfig",),
     "inspect_ai._util.config": ("parse_cli_args", "resolve_args"),
     "inspect_ai._util.error": ("PrerequisiteError",),
@@ -56,7 +62,12 @@ INTERNALS: dict[str, tuple[str, ...]] = {
     "inspect_ai.review._policy": ("ReviewPolicyConfig",),
     "inspect_ai.scorer._reducer": ("reducer_log_name",),
     "inspect_ai.scorer._scorer": ("unique_scorer_name",),
-    "inspect_ai.util._concurrency": ("DynamicSampleLimiter", "ResizableLimiter", "_task_sample_semaphores"),
+    "inspect_ai.util._concurrency": (
+        "DynamicSampleLimiter",
+        "ResizableLimiter",
+        "_concurrency_registry",
+        "_task_sample_semaphores",
+    ),
     "inspect_ai.util._display": ("init_display_type",),
     "inspect_ai.util._sandbox.docker.docker": ("task_project_name",),
 }
@@ -270,7 +281,9 @@ def eval_set_arguments(
         except click.exceptions.Exit:
             pass
         except (ValueError, TypeError, OSError) as error:
-            raise InspectRefused(f"Inspect cannot read an option: {plain(str(error))}") from error
+            named = [name for name, value in params.items() if isinstance(value, str) and repr(value) in str(error)]
+            option = f"--{named[0].replace('_', '-')}" if named else "an option"
+            raise InspectRefused(f"Inspect cannot read {option}: {plain(str(error))}") from error
     if not captured:
         raise UnsupportedInspect("Inspect's eval-set command no longer calls eval_set as Inspect Fleet expects")
     return captured
@@ -392,6 +405,26 @@ def exact_selection(ids: list[int | str]) -> list[int | str]:
     return [each if isinstance(each, int) else glob.escape(each).replace(":", "[:]") for each in ids]
 
 
+def select_fast(ids: list[int | str]) -> None:
+    """Let this process select the samples of `exact_selection(ids)` by looking them up.
+
+    Inspect matches every sample with every pattern, which takes seconds for thousands of either and hours for a hundred thousand. Any
+    other selection is left to it. For a job process: the change lasts as long as the process.
+    """
+    util, manifest = "inspect_ai._eval.task.util", "inspect_ai._eval.eval_set_manifest"
+    original, matcher = _internal(util, "sample_id_filter"), _internal(util, "SampleIdMatcher")
+    selection, wanted = exact_selection(ids), {same_to_inspect(each) for each in ids}
+
+    def sample_id_filter(sample_id: Any) -> Any:
+        if sample_id != selection:
+            return original(sample_id)
+        return matcher(lambda sample_id: same_to_inspect(sample_id) in wanted, [])
+
+    for module in (util, manifest):
+        _internal(module, "sample_id_filter")
+        importlib.import_module(module).sample_id_filter = sample_id_filter  # type: ignore[attr-defined]
+
+
 def member_name(sample_id: int | str, epoch: int) -> str:
     """The name of a sample's member in a log."""
     return str(_internal("inspect_ai.log._recorders.eval", "_sample_filename")(sample_id, epoch))
@@ -497,6 +530,23 @@ def set_sample_limit(n: int) -> int:
         else:
             limiter.limit = n
     return len(limiters)
+
+
+def set_connection_limit(n: int) -> int:
+    """Change how many calls of each model of this process may be under way; lowering never interrupts a call.
+
+    For evals with `max_connections` set. Must be called in the thread of the event loop that runs the eval. Returns the number of
+    models changed: one whose first call is still to come is not among them. Raises ValueError below 1.
+    """
+    if n < 1:
+        raise ValueError(f"a limit on connections must be at least 1, not {n}")
+    registry = _internal("inspect_ai.util._concurrency", "_concurrency_registry")
+    changed = 0
+    for key, limiter in list(registry._semaphores.items()):
+        if key.startswith("Model") and key.endswith("#static"):
+            limiter.concurrency = n
+            changed += 1
+    return changed
 
 
 def usage_so_far() -> dict[str, Any]:

@@ -49,6 +49,7 @@ ABANDONED_GRACE_S = 20
 class Order:
     """What a job process is told. Everything is plain data, because it crosses a pickle.
 
+    `reopened`: the job has completed in an earlier round, and its errored samples are to run again all the same.
     `secrets`: names of the variables of `environment` whose values are hidden, beside those that look like it.
     """
 
@@ -62,7 +63,9 @@ class Order:
     path: list[str]
     log_dir: str
     share: int
+    connections: int | None = None
     canary: bool = False
+    reopened: bool = False
     hung_after_s: float = 1800.0
     on_hung: Literal["wait", "error"] = "wait"
     environment: dict[str, str] = field(default_factory=dict, repr=False)
@@ -164,8 +167,9 @@ def _identity(pipe: Connection) -> tuple[int, int]:
 class AgentLine:
     """The pipe to the agent. Any thread sends; one thread of its own listens.
 
-    The agent says `{"share": n}` (samples in flight from now on) or `{"stop": true}` (end as after Ctrl-C). When the pipe
-    closes the agent is dead: the job flushes what it has, as after Ctrl-C, and ends.
+    The agent says `{"share": n, "connections": m}` (samples in flight, and model connections, from now on; null for Inspect's own)
+    or `{"stop": true}` (end as after Ctrl-C). When the pipe closes the agent is dead: the job flushes what it has, as after Ctrl-C,
+    and ends.
     """
 
     def __init__(self, pipe: Connection) -> None:
@@ -175,8 +179,8 @@ class AgentLine:
         self._interruptible = False
         self._changing = threading.Lock()
         self.stopped = False
-        self._share: int | None = None
-        self._on_share: Callable[[int], None] | None = None
+        self._said: dict[str, int] = {}
+        self._followers: dict[str, Callable[[int], None]] = {}
 
     def __enter__(self) -> "AgentLine":
         threading.Thread(target=self._listen, daemon=True, name="agent-line").start()
@@ -194,12 +198,12 @@ class AgentLine:
                 return True
         return False
 
-    def follow_share(self, changed: Callable[[int], None]) -> None:
-        """Call `changed` with the share that the agent has named, if it has, and with each one that it names from now on."""
+    def follow(self, what: str, changed: Callable[[int], None]) -> None:
+        """Call `changed` with the number that the agent has named for `what`, if it has, and with each one from now on."""
         with self._changing:
-            self._on_share = changed
-            if self._share is not None:
-                changed(self._share)
+            self._followers[what] = changed
+            if what in self._said:
+                changed(self._said[what])
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -224,11 +228,15 @@ class AgentLine:
                 return
             if said.get("stop"):
                 self._stop()
-            if share := said.get("share"):
-                with self._changing:
-                    self._share = share
-                    if self._on_share is not None:
-                        self._on_share(share)
+            for what in ("share", "connections"):
+                if number := said.get(what):
+                    self._hear(what, number)
+
+    def _hear(self, what: str, number: int) -> None:
+        with self._changing:
+            self._said[what] = number
+            if what in self._followers:
+                self._followers[what](number)
 
     def _stop(self) -> None:
         with self._changing:
@@ -263,6 +271,10 @@ def _run(order: Order, line: AgentLine) -> tuple[JobEnd, int]:
     streaming.selection = spec.shard.ids if spec.shard else None
     failure: BaseException | None = None
     try:
+        if order.reopened:
+            from evalworker.reopen import reopen
+
+            reopen(log_dir)
         arguments = decode(order.arguments)
         ceiling = arguments.get("max_samples")
         arguments |= {
@@ -276,7 +288,14 @@ def _run(order: Order, line: AgentLine) -> tuple[JobEnd, int]:
         streaming.last_try = tries_allowed(arguments)
         share = Share(streaming, inspect_internals.set_sample_limit, arguments["max_samples"], ceiling)
         streaming.on_task = share.apply
-        line.follow_share(share.change)
+        line.follow("share", share.change)
+        if order.connections is not None:
+            most = arguments.get("max_connections")
+            arguments["max_connections"] = min(order.connections, most or order.connections)
+            first = arguments["max_connections"]
+            connections = Share(streaming, inspect_internals.set_connection_limit, first, most)
+            streaming.on_sample = connections.apply  # Inspect makes a model's limiter with its first call
+            line.follow("connections", connections.change)
         streamer.start(streaming)
         inspect_internals.name_sandbox_projects(spec.job_id, log_dir.with_name(containers.RECORD))
         from inspect_ai import eval_set
@@ -297,6 +316,7 @@ def selection_of(spec: JobSpec) -> dict[str, Any]:
         return {}
     from evalworker import inspect_internals
 
+    inspect_internals.select_fast(spec.shard.ids)
     return {"sample_id": inspect_internals.exact_selection(spec.shard.ids), "limit": None, "sample_shuffle": None}
 
 
@@ -313,10 +333,11 @@ def tries_allowed(arguments: dict[str, Any]) -> int | None:
 
 
 class Share:
-    """How many samples this job has in flight: what the agent last said, and never more than the user's `--max-samples`.
+    """How many samples this job has in flight, or how many model connections: what the agent last said, and never more than the user's
+    own `--max-samples` or `--max-connections`.
 
-    The agent's word comes at any time, Inspect's limiter is there only from the start of a task on: so the limit is set when
-    the word comes and again when a task starts, each time in the thread of the event loop.
+    The agent's word comes at any time, Inspect's limiters are there only from the start of a task (or a first call) on: so the limit is
+    set when the word comes and again then, each time in the thread of the event loop.
     """
 
     def __init__(self, streaming: Any, set_limit: Callable[[int], int], first: int, ceiling: int | None) -> None:
@@ -385,7 +406,8 @@ def _report(order: Order, streaming: Any, failure: BaseException | None, before:
         "kept": len(carried & {sample_key(s.id, s.epoch) for s in log.completed}),
         "unreported": unreported,
     }
-    if order.spec.shard is not None and _left_to_the_merge(log, order.spec):
+    ran = before is None or log.path != before.path
+    if order.spec.shard is not None and ran and _left_to_the_merge(log, order.spec):
         facts["log_status"] = "success"
     if streaming.cut_short:
         facts |= {"cut_short": True, "log_status": "error" if streaming.errors else "success"}

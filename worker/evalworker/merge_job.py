@@ -45,12 +45,22 @@ def run(order: Order, line: AgentLine) -> tuple[JobEnd, int]:
 def _end(merged: Merged, whole: Whole) -> JobEnd:
     """The merged log as any job's end. Its samples have been streamed by the shards, so there is nothing to compare."""
     log = StoredLog(merged.path, merged.header, merged.summaries)
-    gap = merged.header.error
-    missing = {} if gap is None else {"error_type": "SamplesMissing", "error_message": portable(gap.message)}
+    counts = log.counts(whole.total)
     return JobEnd(
         log_path=str(merged.path),
         log_status=merged.header.status,
-        samples=log.counts(whole.total),
+        samples=counts,
         metrics=log.metrics,
-        **missing,
+        **_why(merged, counts),
     )
+
+
+def _why(merged: Merged, counts: SampleCounts) -> dict[str, str]:
+    """Why the merged log is an error, as an exception would say it; nothing for one that succeeded."""
+    if (gap := merged.header.error) is not None:
+        return {"error_type": "SamplesMissing", "error_message": portable(gap.message)}
+    example = next((summary.error for summary in merged.summaries if summary.error), None)
+    if merged.header.status != "error" or example is None:
+        return {}
+    text = f"{counts.errored} of {counts.total} samples errored, for example {example}"
+    return {"error_type": "TooManyErrors", "error_message": portable(redact.text(text)[:4096])}

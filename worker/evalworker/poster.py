@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from evalworker import redact
-from evalworker.queues import BATCH, Queue, QueueError, SendFailed
+from evalworker.queues import BATCH, Queue, SendFailed
 
 GAP_S = 0.04
 """Least time between two sends: a lone sample goes at once, a burst goes in batches (a call costs 2 to 3 ms of CPU on each side)."""
@@ -145,7 +145,7 @@ class Poster:
         except SendFailed as error:
             unsent = error.unsent
             self._log(f"posting: {error}")
-        except QueueError as error:
+        except Exception as error:  # whatever it is: without this thread nothing more is heard of the worker
             unsent = [posted.body for posted in batch]
             self._log(f"posting: {error}")
         with self._changed:

@@ -46,6 +46,7 @@ class Streaming:
         broken: samples that the hook could not report.
         rate_limited: model calls that were answered with a rate limit.
         on_task: called in the event loop's thread when a task starts.
+        on_sample: called in that thread when a sample begins and when one ends.
         selection: the ids of the samples that the task must run, None for all that it has.
         wrong_selection: how those that it would have run differ; the job has ended itself for it.
         canary: whether the job ends with its first sample.
@@ -64,6 +65,7 @@ class Streaming:
     refused_key: SampleError | None = None
     loop: asyncio.AbstractEventLoop | None = None
     on_task: Callable[[], None] | None = None
+    on_sample: Callable[[], None] | None = None
     selection: list[SampleId] | None = None
     wrong_selection: str = ""
     canary: bool = False
@@ -114,8 +116,9 @@ class Streaming:
         """A shard runs exactly its own samples, or nothing: Inspect takes ids for patterns, and a dataset may have changed."""
         if self.selection is None or sorted(map(canonical, selected)) == sorted(map(canonical, self.selection)):
             return
-        missing = [each for each in self.selection if each not in selected]
-        strange = [each for each in selected if each not in self.selection]
+        there, wanted = set(map(canonical, selected)), set(map(canonical, self.selection))
+        missing = [each for each in self.selection if canonical(each) not in there]
+        strange = [each for each in selected if canonical(each) not in wanted]
         named = f"{missing[:3]} are not there" if missing else f"{strange[:3]} are not of it"
         self.wrong_selection = (
             f"the task's dataset is not what it was when the run was planned: of the {len(self.selection)} samples of this "
@@ -176,6 +179,8 @@ class FleetSampleStreamer(Hooks):
         """Before a sample's sandbox is made."""
         if _streaming is not None:
             _streaming.begin()
+            if _streaming.on_sample is not None:
+                _streaming.on_sample()
 
     async def on_sample_attempt_end(self, data: SampleAttemptEnd) -> None:
         """Send a try after which another one follows; a failure is counted, never raised."""
@@ -194,6 +199,8 @@ class FleetSampleStreamer(Hooks):
             _streaming.end(data.sample)
         except Exception:  # whatever a scorer put into the sample
             _streaming.broken += 1
+        if _streaming.on_sample is not None:
+            _streaming.on_sample()
 
     async def on_model_retry(self, data: ModelRetry) -> None:
         """Keep how the sample's last call was refused, and count rate limits."""

@@ -7,6 +7,7 @@ its own bookkeeping is told of each member that is copied past it.
 import codecs
 import copy
 import json
+import os
 import zipfile
 from collections.abc import Iterator
 from typing import IO, Any
@@ -42,13 +43,14 @@ def copy_member(source: IO[bytes], info: zipfile.ZipInfo, target: zipfile.ZipFil
     out.fp.seek(out.start_dir)
     kept.header_offset = out.fp.tell()
     out.fp.write(kept.FileHeader())
-    left = info.compress_size
+    out.fp.flush()
+    at, left = source.tell(), info.compress_size
     while left:
-        piece = source.read(min(CHUNK, left))
-        if not piece:
+        copied = os.sendfile(out.fp.fileno(), source.fileno(), at, left)
+        if not copied:
             raise BadMember(f"{info.filename}: the file ends within it")
-        out.fp.write(piece)
-        left -= len(piece)
+        at, left = at + copied, left - copied
+    out.fp.seek(0, os.SEEK_END)
     out.start_dir = out.fp.tell()
     out.filelist.append(kept)
     out.NameToInfo[kept.filename] = kept

@@ -117,6 +117,8 @@ class Monitor:
                 break
             self._sleep(self._pause())
         self._look_at_results(force=True)
+        if self._results is not None:
+            self._draw(force=True)
         self.view.end()
         jobs = self.follower.runs
         ending: Ending = self._stopped or ("ended" if jobs else "forgotten")
@@ -239,7 +241,7 @@ class Monitor:
         for result in found:
             self.view.note(f"result  {result.line()}")
 
-    def _draw(self) -> None:
+    def _draw(self, *, force: bool = False) -> None:
         """The progress line."""
         results, jobs = self._results, self.follower.runs
         counts = {state: sum(job.state == state for job in jobs) for state in {job.state for job in jobs}}
@@ -248,7 +250,7 @@ class Monitor:
         else:
             text = ", ".join(f"{count} {state.lower()}" for state, count in sorted(counts.items()))
         if results is not None:
-            self.view.show(results.finished + results.errored, results.planned, results.errored, text)
+            self.view.show(results.finished + results.errored, results.planned, results.errored, text, force=force)
         else:
             self.view.show(0, 0, 0, text)
 

@@ -26,9 +26,10 @@ class ProgressLine:
         self._shown_at = clock()
         self._width = 0
 
-    def show(self, ended: int, planned: int, errored: int, text: str) -> None:
-        """Draw the line if it is time to."""
-        if self._quiet or not (self._terminal or self._clock() - self._shown_at >= PLAIN_EVERY_S):
+    def show(self, ended: int, planned: int, errored: int, text: str, *, force: bool = False) -> None:
+        """Draw the line if it is time to, or if `force` says so."""
+        due = self._terminal or force or self._clock() - self._shown_at >= PLAIN_EVERY_S
+        if self._quiet or not due:
             return
         self._shown_at = self._clock()
         line = line_of(ended, planned, errored, text, bar=self._terminal)

@@ -25,7 +25,7 @@ from evalworker.contract.documents import Manifest
 from evalworker.contract.wire import Unreadable, now
 from evalworker.storage import Missing, Storage, open_storage
 
-EVERY_JOB = [{"name": "JOB_NAME", "values": ["*"]}]
+EVERY_JOB = [{"name": "AFTER_CREATED_AT", "values": ["0"]}]
 """The filter with which ListJobs answers with jobs in all states."""
 
 

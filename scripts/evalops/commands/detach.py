@@ -32,6 +32,12 @@ def detach() -> None:
         Path(log.name).unlink()
         sys.exit(status)
     record = json.loads(first)
+    if record.get("type") != "launch":  # nothing was started: an estimate, for example
+        rest, _ = process.communicate()
+        click.echo((first + rest).decode("utf-8", "replace"), nl=False)
+        click.echo(Path(log.name).read_text("utf-8", "replace"), err=True, nl=False)
+        Path(log.name).unlink()
+        sys.exit(process.returncode)
     kept = folder / record["fleet_id"] / "controller.log"
     Path(log.name).rename(kept)
     emit_json(record | {"log": str(kept.absolute())})

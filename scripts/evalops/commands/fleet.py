@@ -76,7 +76,7 @@ def list_(limit: int, json_output: bool) -> None:
         for row in rows:
             ui.emit_json(row)
         return
-    columns = ["fleet", "state", "round", "jobs", "samples", "backend", "owner", "deadline"]
+    columns = ["fleet", "state", "outcome", "round", "jobs", "samples", "backend", "owner", "deadline"]
     ui.table(columns, [[row[column] for column in columns] for row in rows], right=["round", "jobs", "samples"])
 
 
@@ -84,6 +84,7 @@ def _list_row(fleet_id: str, manifest: Any, control: Control | None) -> dict[str
     return {
         "fleet": fleet_id,
         "state": control.state if control else "unreadable",
+        "outcome": control.outcome if control else None,
         "round": control.round if control else None,
         "jobs": len(manifest.jobs) if manifest else None,
         "samples": total_samples(manifest.jobs) if manifest else None,
@@ -110,6 +111,8 @@ def status(fleet_id: str, json_output: bool) -> None:
         click.echo(f"{sight.samples_per_minute:.1f} samples a minute, {sight.ledger.tokens} tokens so far")
         if sight.control.rate_limited:
             click.echo(f"{sight.control.rate_limited} calls of running jobs were answered with a rate limit")
+        if sight.control.limits.fleet_connections is not None:
+            click.echo(_connections_line(sight.control))
     for line in _money_lines(sight):
         click.echo(line)
     if sight.waiting_for:
@@ -126,6 +129,15 @@ def status(fleet_id: str, json_output: bool) -> None:
         click.echo()
         columns = ["worker", "type", "lifecycle", "slots", "state", "online since", "uptime"]
         ui.table(columns, [_worker_row(sight, worker) for worker in sight.workers.values()], right=["slots", "uptime"])
+
+
+def _connections_line(control: Control) -> str:
+    """How the fleet's model connections are divided, and where calls are refused."""
+    shares = [
+        f"{name} {share}" + (f" ({control.pressure[name]} calls refused)" if name in control.pressure else "")
+        for name, share in control.connections.items()
+    ]
+    return f"{control.limits.fleet_connections} model connections: {', '.join(shares) or 'no worker has any yet'}"
 
 
 def _worker_row(sight: look.Sight, worker: look.WorkerRow) -> list[object]:
@@ -206,6 +218,11 @@ def _status_record(sight: look.Sight) -> dict[str, Any]:
         },
         "minutes_left": sight.minutes_left,
         "rate_limited": sight.control.rate_limited if sight.control.state != "ended" else 0,
+        "connections": {
+            "total": sight.control.limits.fleet_connections,
+            "shares": sight.control.connections,
+            "refused": sight.control.pressure,
+        },
         "waiting_for": sight.waiting_for,
         "summary": sight.summary,
         "jobs": [

@@ -1,6 +1,6 @@
 """`ct run eval` and `ies run fleet`: submit an evaluation to a fleet and follow it to its end."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from evalops.commands.detach import detach
 from evalops.commands.follow import follow
 from evalops.commands.params import Duration, RunId
 from evalops.fleet import preflight, submit
-from evalops.fleet.request import DEFAULT_WORKERS, FAR_SLOTS, Request
+from evalops.fleet.request import DEFAULT_WORKERS, FAR_SLOTS, Request, workers_of
 from evalops.fleet.stream import Fenced
 from evalops.fleet.workers import default_slots
 from evalops.infra.estate import Estate
@@ -22,7 +22,8 @@ from evalops.ui import EXIT_USAGE, Failure, emit_json, fail, note
 from evalworker import prices
 from evalworker.arguments import decode, encode
 from evalworker.aws import ServiceError
-from evalworker.contract.documents import Guards, JobSpec, Machines, Manifest, Market
+from evalworker.contract import layout
+from evalworker.contract.documents import Control, Guards, JobSpec, Machines, Manifest, Market
 from evalworker.storage import Storage
 
 
@@ -70,6 +71,12 @@ def machine_options(command: Any) -> Any:
     help="Run each task in so many parts (default: as many as help); 1 divides none.",
 )
 @click.option("--shard-size", type=click.IntRange(1), help="Run each task in parts of so many samples.")
+@click.option(
+    "--fleet-connections",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Connections to each model of all running jobs together, divided over them as they come and go.",
+)
 @click.option("--run-id", type=RunId(), help="Resume this run: only what has not completed runs again.")
 @click.option("--new-fleet", is_flag=True, help="Start a fleet even if one with the same jobs is running.")
 @click.option("--force", is_flag=True, help="With --run-id: resume under another version of Inspect.")
@@ -151,6 +158,7 @@ def run_eval(ctx: click.Context, /, **options: Any) -> None:
         workers=options["max_workers"],
         concurrency=options["concurrency_per_worker"],
         slots=options["slots"],
+        connections=options["fleet_connections"],
         deadline=options["deadline"],
         job_timeout_s=options["job_timeout"].total_seconds() if options["job_timeout"] else None,
         hung_after_s=options["hung_after"].total_seconds(),
@@ -240,13 +248,18 @@ def _wanted(options: dict[str, Any], request: Request, jobs: list[JobSpec], befo
         base = 0 if markets == ["spot"] else kept.on_demand_base
     types = [name for some in kept.instance_types.values() for name in some]
     return Wanted(
-        workers=min(request.workers or kept.workers, max(1, len(jobs))),
+        workers=min(request.workers or kept.workers, max(1, _at_once(jobs))),
         markets=markets,
         on_demand_base=base,
         instance_types=options["instance_types"] or tuple(types),
         image=options["ami"],
         images={} if options["ami"] else kept.images,
     )
+
+
+def _at_once(jobs: list[JobSpec]) -> int:
+    """Jobs that may run at once: the merge of a task's shards comes after them."""
+    return sum(not job.merges for job in jobs)
 
 
 def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, request: Request) -> None:
@@ -261,13 +274,15 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
         storage = preflight.open_root(surroundings)
         resumed = preflight.read_manifest(storage, surroundings, options["run_id"])
         _check_same_backend(resumed, backend)
+        request = _as_before(request, storage, resumed)
         shipping.check_versions(resumed, force=options["force"])
     planned = resumed is None or bool(given.tasks)
     if resumed is not None and not planned:
         _check_alone(ctx, resumed)
     if planned and not options["json_output"]:
         note("loading the tasks …")
-    wish = _wish(options) if resumed is None else None  # in what shards a run goes on was decided at its start
+    slots = _check_connections(options, request, resumed)
+    wish = _wish(options, slots) if resumed is None else None  # in what shards a run goes on was decided at its start
     jobs = _plan(given, luggage, wish) if resumed is None or planned else resumed.jobs
     machines = _machines(options, target, request, jobs, resumed.machines if resumed else None)
     if options["estimate"]:
@@ -335,11 +350,31 @@ def _arguments(given: TypedArguments, resumed: Manifest | None) -> dict[str, Any
     return arguments
 
 
-def _wish(options: dict[str, Any]) -> Wish:
+def _as_before(request: Request, storage: Storage, resumed: Manifest) -> Request:
+    """A resume's model connections: as many as before, unless a number is given anew."""
+    if request.connections is not None:
+        return request
+    control = Control.from_json(storage.get(layout.control(resumed.fleet_id)).body)
+    return replace(request, connections=control.limits.fleet_connections)
+
+
+def _check_connections(options: dict[str, Any], request: Request, resumed: Manifest | None) -> int:
+    """How many jobs may run at once. Each needs a connection."""
+    workers = (request.workers or DEFAULT_WORKERS) if resumed is None else workers_of(request, resumed)
+    slots = workers * (request.slots or (FAR_SLOTS if options["ec2"] else default_slots(workers)))
+    if resumed is not None:
+        slots = min(slots, _at_once(resumed.jobs))
+    if request.connections is not None and request.connections < slots:
+        fail(
+            f"--fleet-connections {request.connections} is less than the {slots} jobs that may run at once, which need one each: "
+            "give more, or fewer --max-workers or --slots"
+        )
+    return slots
+
+
+def _wish(options: dict[str, Any], slots: int) -> Wish:
     """What is known of shards before the tasks are: how many jobs will run at once."""
-    workers = options["max_workers"] or DEFAULT_WORKERS
-    slots = options["slots"] or (FAR_SLOTS if options["ec2"] else default_slots(workers))
-    return Wish(size=options["shard_size"], count=options["shards"], slots=workers * slots)
+    return Wish(size=options["shard_size"], count=options["shards"], slots=slots)
 
 
 def _plan(given: Any, luggage: shipping.Luggage, wish: Wish | None) -> list[JobSpec]:
@@ -362,7 +397,7 @@ def _plan(given: Any, luggage: shipping.Luggage, wish: Wish | None) -> list[JobS
 def _print_estimate(
     jobs: list[JobSpec], request: Request, machines: Machines | None, target: Target, json_output: bool
 ) -> None:
-    workers = min(request.workers or DEFAULT_WORKERS, len(jobs))
+    workers = min(request.workers or DEFAULT_WORKERS, _at_once(jobs))
     found: dict[str, Any] = planner.totals(jobs) | {"workers": workers}
     if target.estate is not None and machines is not None:
         from evalops.ec2 import estimate

@@ -185,6 +185,12 @@ def _resumed(
         ui.fail(f"the run {manifest.fleet_id} began on {manifest.backend}: {_elsewhere(manifest)}")
     if not given.tasks and (typed := typed_options(ctx)):
         ui.fail(f"with --run-id alone the run keeps its own options: to change {typed[0]}, repeat the whole command")
+    if (
+        not given.tasks
+        and given.models
+        and {str(model) for model in given.models} != {job.model for job in manifest.jobs}
+    ):
+        ui.fail(f"the run {manifest.fleet_id} has other models: leave --model away, or start a new run")
     shipping.check_versions(manifest, force=options["force"])
     if busy := local_run.living_owner(storage, manifest.fleet_id):
         ui.fail(f"{busy}; `ies batch terminate-job {manifest.fleet_id}` ends a job of Batch")

@@ -55,6 +55,8 @@ def run_local(ctx: click.Context, run_id: str | None, force: bool, as_json_: boo
         storage.probe()
         if run_id and not force and (busy := local_run.living_owner(storage, run_id)):
             ui.fail(f"{busy}; stop it first, or --force if you know that it has gone.")
+        if manifest is not None and not force:
+            _check_merged(storage, manifest, submission)
         if manifest is None:
             shipped = shipping.ship(shipping.Wishes(), luggage, "local", storage)
             manifest = local_run.new_manifest(
@@ -112,6 +114,17 @@ def _check(manifest: Manifest, submission: local_run.Submission, force: bool) ->
         ui.fail(f"This is not the run {manifest.fleet_id}: {'; '.join(found)}. --force retries it all the same.")
     for difference in found:
         ui.note(f"warning: {difference}")
+
+
+def _check_merged(storage: Storage, manifest: Manifest, submission: local_run.Submission) -> None:
+    """Shards go on as shards: alone their logs are not the task's."""
+    place = places.of_run(manifest.fleet_id, storage)
+    if found := local_run.unmerged(place, manifest, submission.jobs):
+        ec2 = " --ec2" if manifest.backend == "ec2" else ""
+        ui.fail(
+            f"{found[0]} ran in shards whose logs are not merged yet: `ct run eval{ec2} --run-id {manifest.fleet_id}` goes on "
+            "from them; --force runs the whole task again."
+        )
 
 
 def _run(

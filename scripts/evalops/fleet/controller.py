@@ -4,6 +4,7 @@ One thread, one loop over its parts: `inbox` (what workers say), `dispatch` (job
 `heartbeat` (what workers are told), `ending` (why and how it is over). No AWS error ends a healthy fleet. Design, section 7.
 """
 
+import contextlib
 import random
 import time
 
@@ -16,6 +17,7 @@ from evalops.fleet.heartbeat import BEAT_S, Heartbeat
 from evalops.fleet.inbox import Inbox
 from evalops.fleet.ledger import Outcome
 from evalops.fleet.staff import Staff
+from evalworker.aws import ServiceError
 from evalworker.contract.events import Event
 from evalworker.contract.messages import (
     AttemptDone,
@@ -53,6 +55,8 @@ class Controller:
         except Left as left:
             return self.ending.leave(str(left))
         finally:
+            with contextlib.suppress(ServiceError):
+                self.dispatch.delete_dead_letters()
             self.inbox.stop()
 
     def close(self, reason: str) -> Verdict:
@@ -71,7 +75,8 @@ class Controller:
         self.inbox.store()
         self.staff.look_after()
         self.dispatch.cycle()
-        if fleet.every("beat", BEAT_S):
+        divided = fleet.connections.look(fleet.roster.workers, time.monotonic())
+        if fleet.every("beat", BEAT_S) or divided:
             self.heartbeat.beat()
         self._react()
         fleet.view.show(fleet.ledger, fleet.pool.alive, fleet.waiting_for(), fleet.watch.rate_limited)
@@ -122,6 +127,7 @@ class Controller:
             spread = random.uniform(1.0, 1.5)  # noqa: S311 - jobs that were refused together shall not come back together
             job = self.fleet.ledger.jobs[outcome.retry.job_id]
             self.dispatch.schedule(job, outcome.retry.delay_s * spread)
+            self.fleet.roster.ended(outcome.retry.job_id)
         if outcome.compare is not None:
             job_ends.conclude(self.fleet, outcome.compare)
 

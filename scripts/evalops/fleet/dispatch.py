@@ -5,7 +5,7 @@ Who re-queues what is said in design, section 5.
 
 import time
 
-from evalops.fleet import job_ends
+from evalops.fleet import job_ends, placement
 from evalops.fleet.fleet import Due, Fleet
 from evalops.fleet.inbox import Inbox
 from evalops.fleet.ledger import JobState
@@ -27,13 +27,23 @@ class Dispatch:
         self._inbox = inbox
         self._lost_messages = LostMessages()
         self._merges = Merges(fleet.ledger)
+        self._read: list[tuple[int, str]] = []
 
     def send_open_jobs(self) -> None:
         """Send a message for each open job, or for the canaries alone: the start of a round. Raises what cannot be sent."""
         fleet = self._fleet
         fleet.watch.hold(fleet.control)
         jobs = fleet.watch.canaries(fleet.control) or fleet.ledger.open_jobs
-        fleet.jobs.send([self._message(job).to_json() for job in jobs if self._merges.ready(job)])
+        self._send(self._placed([job for job in jobs if self._merges.ready(job)]))
+
+    def _send(self, jobs: list[JobState]) -> None:
+        self._fleet.jobs.send([self._message(job).to_json() for job in jobs])
+
+    def _placed(self, jobs: list[JobState]) -> list[JobState]:
+        """The longest first; one worker takes them as they were named, for there is nobody who could finish before it."""
+        if self._fleet.plan.workers == 1 or len(jobs) < 2:
+            return jobs
+        return placement.longest_first(jobs, placement.read(self._fleet.storage, jobs))
 
     def schedule(self, job: JobState, delay_s: float) -> None:
         """Send a message for this job's attempt later."""
@@ -63,9 +73,8 @@ class Dispatch:
 
     def _send_due(self) -> None:
         fleet = self._fleet
-        for job in fleet.watch.release(fleet.control):
-            if self._merges.ready(job):
-                self.schedule(job, 0)
+        for job in self._placed([job for job in fleet.watch.release(fleet.control) if self._merges.ready(job)]):
+            self.schedule(job, 0)
         for job in self._merges.release():
             self._begin_merge(job)
         for due in [due for due in fleet.due if due.at <= time.monotonic()]:
@@ -93,12 +102,21 @@ class Dispatch:
                 try:
                     job = self._open_job_of(Job.from_json(received.body))
                 except Unreadable as error:
-                    self._inbox.keep_aside(error)
+                    if not self._inbox.keep_aside(error):
+                        continue
                     job = None
                 if job is not None:
                     why = "its message was received 20 times and no attempt came to an end"
                     job_ends.end_job(fleet, job, "failed", Category.CRASH, why)
-                fleet.dead.delete([received.receipt])
+                self._read.append((fleet.stream.seq, received.receipt))
+            self.delete_dead_letters()
+
+    def delete_dead_letters(self) -> None:
+        """Delete those that have been read, once the segment is stored that tells what they led to. Raises ServiceError."""
+        told = [receipt for seq, receipt in self._read if seq <= self._fleet.stream.stored]
+        if told:
+            self._fleet.dead.delete(told)
+            self._read = self._read[len(told) :]
 
     def _open_job_of(self, message: Job) -> JobState | None:
         """The open job that hangs on this message; None for one of another fleet, an older round or an older attempt.

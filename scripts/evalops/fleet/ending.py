@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from evalops.fleet import job_ends, lanes
+from evalops.fleet import job_ends, lanes, placement
 from evalops.fleet.fleet import INSIST_S, Fleet, Left
 from evalops.fleet.guards import Verdict
 from evalops.fleet.heartbeat import Heartbeat
@@ -167,8 +167,10 @@ class Ending:
         fleet.view.show(fleet.ledger, fleet.pool.alive, force=True)
         fleet.view.end()
         fleet.insist("storage", self._inbox.store_all)
+        with fleet.surviving("the timings"):
+            placement.write(fleet.storage, fleet.ledger, fleet.fleet_id)
         end = time.monotonic() + INSIST_S
-        self._heartbeat.beat("ended")
+        self._heartbeat.beat("ended", verdict.ending)
         while fleet.control.state != "ended" and time.monotonic() < end:  # workers and queues wait for this word
             self._heartbeat.beat()
         with fleet.surviving("the workers"):  # what does not end here sees the end in control.json, or is reaped

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from evalops.fleet.connections import Connections
 from evalops.fleet.guards import Verdict
 from evalops.fleet.ledger import Ledger
 from evalops.fleet.roster import Roster
@@ -85,6 +86,7 @@ class Fleet:
         self.events = Queue(client, self.lane.events)
         self.dead = Queue(client, self.lane.dead)
         self.watch = Watch(self.ledger, time.monotonic())
+        self.connections = Connections(self.control.limits.fleet_connections)
         self._last: dict[str, float] = {}
         self._troubles: set[str] = set()
 

@@ -140,7 +140,7 @@ def canary_jobs(open_jobs: Iterable[JobState], passed: set[Pair]) -> list[JobSta
 def canary(jobs: Iterable[JobState]) -> Verdict | None:
     """A job has failed while nothing but canaries ran."""
     for job in jobs:
-        if job.done is not None and job.done.status == "failed":
+        if job.done is not None and job.status == "failed":
             return Verdict(
                 "stopped",
                 f"the canary of {job.spec.name} with {job.spec.model} failed ({job.done.failure_category}): "

@@ -25,17 +25,21 @@ class Heartbeat:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._state: ControlState | None = None
+        self._outcome: str | None = None
         self.asked_to_stop = False
 
-    def beat(self, state: ControlState | None = None) -> None:
+    def beat(self, state: ControlState | None = None, outcome: str | None = None) -> None:
         """Write it, from now on with this state; a write that fails is made good by the next beat. Raises Fenced."""
-        self._state = state or self._state
+        self._state, self._outcome = state or self._state, outcome or self._outcome
         fleet = self._fleet
         said = {
             "beat": now(),
             "state": self._state or fleet.control.state,
             "rate_limited": fleet.watch.rate_limited,
+            "outcome": self._outcome,
             "waiting_for": fleet.waiting_for() or fleet.watch.waits or None,
+            "connections": fleet.connections.shares,
+            "pressure": fleet.watch.pressure,
         }
         control = fleet.control.model_copy(update=said)
         with fleet.surviving("storage"):

@@ -15,22 +15,24 @@ from evalworker.contract.wire import Unreadable
 ASLEEP_S = 20.0
 """A cycle that took longer: this process was suspended or hung, so the silence was its own."""
 
-HOLD_S = 0.1
-"""How long the end of an attempt waits for samples that another thread still has in its hand."""
+LATE_S = 2.0
+"""How long the end of an attempt waits for its last samples, which another thread may have in its hand, or SQS."""
+
+LOOK_S = 0.1
+"""Between two looks whether they have come."""
 
 
 class Inbox:
     """The events queue of one fleet.
 
-    Its threads mix up the order a little, and an end before its last samples means reading the log: ends come last, while much
-    comes after all that was received with them.
+    Order is not kept, and an end before its last samples would mean reading the log: such ends wait for them a little, unsettled.
     """
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._pump = Pump(fleet.events)
         self._heard: float | None = None
-        self._ends: list[tuple[AttemptDone, str]] = []
+        self._ends: list[tuple[AttemptDone, str, float]] = []
 
     def receive(self, apply: Callable[[FromWorker], None]) -> None:
         """Take what has come, in no order. Whoever could not be heard is not silent: the roster is told when that was our doing."""
@@ -39,21 +41,30 @@ class Inbox:
         if self._heard is not None and begun - self._heard > ASLEEP_S:
             fleet.roster.deaf(begun)
         self._heard = begun
+        if fleet.stream.full:  # what is not taken is safe in the queue
+            fleet.roster.deaf(begun)
+            return
         with fleet.surviving("the event queue"):
-            messages, heard_all = self._pump.take(HOLD_S) if self._ends else self._pump.take()
-            ends, self._ends = self._ends, []
+            messages, heard_all = self._pump.take(LOOK_S) if self._ends else self._pump.take()
             for received in messages:
-                message = self.read(received.body)
+                message, kept = self.read(received.body)
+                if not kept:
+                    continue
                 if isinstance(message, AttemptDone):
-                    (ends if heard_all else self._ends).append((message, received.receipt))
+                    self._ends.append((message, received.receipt, begun))
                     continue
                 if message is not None:
                     apply(message)
                 fleet.stream.settle(received.receipt)
+            ends, self._ends = self._ends, []
             try:
                 while ends:
-                    apply(ends[0][0])
-                    fleet.stream.settle(ends[0][1])
+                    end, receipt, since = ends[0]
+                    if self._is_early(end) and begun - since < LATE_S:
+                        self._ends.append(ends[0])
+                    else:
+                        apply(end)
+                        fleet.stream.settle(receipt)
                     del ends[0]
             finally:  # what could not be concluded now is tried again
                 self._ends = ends + self._ends
@@ -61,31 +72,45 @@ class Inbox:
                 return
         fleet.roster.deaf(time.monotonic())
 
-    def read(self, body: str) -> FromWorker | None:
-        """One message; None for what cannot be read or is another fleet's, which is kept aside."""
+    def _is_early(self, done: AttemptDone) -> bool:
+        """Whether a job has completed of which not all samples have been heard of yet; one without a digest is not compared."""
+        job = self._fleet.ledger.jobs.get(done.job_id)
+        if job is None or job.done is not None or not done.ended or done.status != "completed":
+            return False
+        return done.log is not None and done.digest is not None and len(job.said) < done.samples.total
+
+    def read(self, body: str) -> tuple[FromWorker | None, bool]:
+        """One message, None for what cannot be read or is another fleet's; and False for such a one that could not be kept aside.
+
+        That one must not be deleted: it comes again.
+        """
         try:
             message = read_from_worker(body)
         except Unreadable as error:
-            self.keep_aside(error)
-            return None
+            return None, self.keep_aside(error)
         if message.fleet_id != self._fleet.fleet_id:
-            self._keep_foreign(message)
-            return None
-        return message
+            return None, self._keep_foreign(message)
+        return message, True
 
-    def _keep_foreign(self, message: FromWorker) -> None:
+    def _keep_foreign(self, message: FromWorker) -> bool:
         """A late message of the fleet that had this lane before: kept with that fleet, whose stream has ended."""
-        if isinstance(message, SampleDone | AttemptDone):
-            with self._fleet.surviving("storage"):
-                self._fleet.storage.put(layout.late(message.fleet_id), message.to_bytes())
-            self._fleet.warn(f"a message of the fleet {message.fleet_id} came late and was kept with that fleet")
+        if not isinstance(message, SampleDone | AttemptDone):
+            return True
+        text = f"a message of the fleet {message.fleet_id} came late and was kept with that fleet"
+        return self._keep(layout.late(message.fleet_id), message.to_bytes(), text)
 
-    def keep_aside(self, error: Unreadable) -> None:
-        """An unreadable message is stored for whoever wants to know what it was."""
+    def keep_aside(self, error: Unreadable) -> bool:
+        """An unreadable message is stored for whoever wants to know what it was; whether it is, else it must not be deleted."""
         key = layout.unreadable(self._fleet.fleet_id)
+        text = f"a message could not be read ({error}); it is kept as {key}"
+        return self._keep(key, error.text.encode("utf-8", "backslashreplace"), text)
+
+    def _keep(self, key: str, body: bytes, text: str) -> bool:
         with self._fleet.surviving("storage"):
-            self._fleet.storage.put(key, error.text.encode("utf-8", "backslashreplace"))
-        self._fleet.warn(f"a message could not be read ({error}); it is kept as {key}")
+            self._fleet.storage.put(key, body)
+            self._fleet.warn(text)
+            return True
+        return False
 
     def store(self) -> None:
         """Store the stream's next segment if it is time to, and delete the messages that it tells of."""
@@ -104,5 +129,7 @@ class Inbox:
 
     def discard(self) -> None:
         """Receive no more of a fleet that has ended, and leave nothing received behind in a lane that others will use."""
-        if left := self._pump.stop(wait=True):
-            self._fleet.events.delete([received.receipt for received in left])
+        left = [received.receipt for received in self._pump.stop(wait=True)] + [receipt for _, receipt, _ in self._ends]
+        self._ends = []
+        if left:
+            self._fleet.events.delete(left)

@@ -4,6 +4,7 @@ Called by the controller for what workers report, by `dispatch` for dead letters
 """
 
 import tempfile
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -36,6 +37,7 @@ def conclude(fleet: Fleet, done: AttemptDone) -> None:
             # A log that cannot be read must not keep the job from ending
             fleet.warn(f"the job's log could not be compared: {error}", job_id=done.job_id)
     fleet.stream.append(fleet.ledger.conclude(done, missing))
+    fleet.roster.ended(done.job_id)
 
 
 def end_job(fleet: Fleet, job: JobState, status: Literal["failed", "cancelled"], category: Category, why: str) -> None:
@@ -52,8 +54,8 @@ def end_job(fleet: Fleet, job: JobState, status: Literal["failed", "cancelled"],
         ended=True,
         failure_category=category,
         error_summary=why,
-        duration_s=0.0,
-        samples=job.counts,
+        duration_s=round(fleet.roster.busy_s(job_id, time.monotonic()), 3),
+        samples=fleet.ledger.counts_of(job),
     )
     record = JobDone(fleet_id=fleet.fleet_id, job_id=job_id, round=round_, log=None, attempt_done=done)
     try:

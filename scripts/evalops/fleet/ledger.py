@@ -57,7 +57,7 @@ class Spend:
 
 @dataclass(frozen=True)
 class Sealed:
-    """What is kept of a completed job's samples: what they came to, and eight bytes of each execution to know it again."""
+    """What is kept of the samples of a job that can never run again: what they came to, and eight bytes to know each execution again."""
 
     cost_usd: float | None
     tokens: int
@@ -69,11 +69,11 @@ class JobState:
     """One job. `attempt` is the newest one known, `base` the last one of earlier rounds; `done` its end, None while it goes on.
 
     Attributes:
-        said: the results that stand in the stream; empty once the job has completed. `errored` counts those with an error.
+        said: the results that stand in the stream; empty once they are sealed. `errored` counts those with an error.
         paid, repeated: other executions, whose cost was counted, or whose result was written and has been replaced.
         failed_on: the worker on which an attempt failed that is tried again.
         settled: it is a shard, and the merge of its task has completed.
-        sealed: what is left of all that once the job has completed.
+        sealed: what is left of all that once no resume can open the job again.
     """
 
     spec: JobSpec
@@ -156,10 +156,13 @@ class JobState:
         self.repeated.discard((key, said.uuid))
 
     def seal(self) -> None:
-        """Forget the samples of a completed job, which nothing can change any more: a fleet has any number of them."""
+        """Forget the samples of a job that nothing can change any more: a fleet has any number of them."""
+        if self.sealed is not None:
+            return
         executions = {_mark((key, said.uuid)) for key, said in self.said.items()} | {_mark(one) for one in self.paid}
         self.sealed = Sealed(self.cost_usd, self.tokens, array("q", sorted(executions)))
         self.said, self.paid, self.repeated, self.retries_said = {}, set(), set(), set()
+        self.errored = 0
 
     @property
     def shard(self) -> str | None:
@@ -311,6 +314,8 @@ class Ledger:
         job = self.jobs[done.job_id]
         if job.done is not None:
             return []
+        if job.spec.merges and done.log is None:  # nothing was merged: its samples are what its shards have
+            done = done.model_copy(update={"samples": self.counts_of(job)})
         events: list[Event] = []
         for sample in missing:
             known = job.said.get(sample_key(sample.sample_id, sample.epoch))
@@ -352,9 +357,11 @@ class Ledger:
         self.ended.append(done)
         if done.status == "completed":
             self.passed.add(job.pair)
-            job.seal()
+            if job.spec.shard is None or not done.samples.errored:  # the merge may find its errors too many
+                job.seal()
             for shard in self.shards_of(job):
                 shard.settled = True
+                shard.seal()
 
     def shards_of(self, job: JobState) -> list[JobState]:
         """The shards whose logs a job merges; none for any other."""
@@ -368,6 +375,14 @@ class Ledger:
     def parts_of(self, job: JobState) -> list[JobState]:
         """A whole's shards and itself: what has been said and spent for it."""
         return [*self.shards_of(job), job]
+
+    def counts_of(self, job: JobState) -> SampleCounts:
+        """A job's samples; of one that merges, those of its shards."""
+        if not job.spec.merges:
+            return job.counts
+        counts = [shard.counts for shard in self.shards_of(job)]
+        completed, errored = sum(each.completed for each in counts), sum(each.errored for each in counts)
+        return SampleCounts(total=job.spec.samples, completed=completed, errored=errored)
 
     # What it comes to
 
@@ -467,7 +482,15 @@ class Ledger:
         return self.open_jobs
 
     def _reopen_errored(self, job: JobState) -> None:
-        """A merge that found too many errors in the whole: the shards that hold them run those samples again."""
+        """A merge that found too many errors in the whole: the shards that hold them run those samples again.
+
+        One that failed for anything else (a gap, memory, storage) says nothing of errors that may be allowed.
+        """
+        assert job.done is not None
+        samples, category = job.done.samples, job.done.failure_category
+        missing = samples.total - samples.completed - samples.errored
+        if job.done.log is None or category is not Category.TASK_ERROR or missing > 0:
+            return
         for shard in self.shards_of(job):
             if shard.done is not None and shard.done.samples.errored:
                 shard.done = None

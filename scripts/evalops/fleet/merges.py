@@ -1,9 +1,15 @@
 """When the logs of a task's shards are merged: as soon as the last of them has ended. Pure.
 
-Asked by `dispatch`, which sends the messages. What a merge comes to is the worker's business.
+Asked by `dispatch`, which sends the messages, and by who launches workers. What a merge comes to is the worker's business.
 """
 
 from evalops.fleet.ledger import JobState, Ledger
+
+
+def at_once(ledger: Ledger) -> int:
+    """How many of the open jobs could run now: all but merges that wait for their shards. What workers are launched for."""
+    merges = Merges(ledger)
+    return sum(merges.ready(job) for job in ledger.open_jobs)
 
 
 class Merges:
@@ -11,7 +17,7 @@ class Merges:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._held: set[str] | None = None
+        self._held = {job.spec.job_id for job in ledger.open_jobs if not self.ready(job)}
 
     def ready(self, job: JobState) -> bool:
         """Whether a job has nothing to wait for: all but a merge, whose shards must have ended."""
@@ -19,14 +25,12 @@ class Merges:
 
     def held(self) -> set[str]:
         """The jobs that wait. A controller that has taken over finds sent what is ready (or lost, which is noticed elsewhere)."""
-        if self._held is None:
-            self._held = {job.spec.job_id for job in self._ledger.open_jobs if not self.ready(job)}
         return self._held
 
     def release(self) -> list[JobState]:
         """The jobs to send now because their last shard has ended, each once."""
-        found = [job for job in self._ledger.open_jobs if job.spec.job_id in self.held() and self.ready(job)]
-        self.held().difference_update(job.spec.job_id for job in found)
+        found = [job for job in self._ledger.open_jobs if job.spec.job_id in self._held and self.ready(job)]
+        self._held.difference_update(job.spec.job_id for job in found)
         return found
 
     def hopeless(self, job: JobState) -> JobState | None:

@@ -35,6 +35,7 @@ class Request:
         deadline: when the fleet ends whatever happens.
         hung_after_s, on_hung: see `Limits`. guards: see `Guards`.
         queues: of this machine, or one of the estate's lanes; wait: for a lane that becomes free.
+        connections: to models, of all running jobs together; None leaves them to Inspect.
     """
 
     workers: int | None = None
@@ -48,6 +49,7 @@ class Request:
     queues: Literal["local", "estate"] = "local"
     wait: bool = False
     quiet: bool = False
+    connections: int | None = None
 
 
 def workers_of(request: Request, manifest: Manifest) -> int:
@@ -62,6 +64,7 @@ def limits_of(request: Request, backend: Literal["local", "ec2", "batch"]) -> Li
         "job_timeout_s": request.job_timeout_s,
         "hung_after_s": request.hung_after_s,
         "on_hung": request.on_hung,
+        "fleet_connections": request.connections,
     }
     if budgeted(request.guards):
         given["control_s"] = BUDGETED_CONTROL_S[backend]

@@ -18,13 +18,14 @@ Fate = Literal["done", "failed boot", "lost"]
 
 @dataclass
 class Seen:
-    """What is known of one worker. `limited`: rate-limited model calls of what runs."""
+    """What is known of one worker. `limited`: rate-limited model calls of what runs; `refused`: of all that it has run."""
 
     online: bool = False
     beat: float = 0.0
     slots: int = 1
     running: frozenset[str] = frozenset()
     limited: int = 0
+    refused: int = 0
 
 
 @dataclass
@@ -38,6 +39,7 @@ class Roster:
 
     workers: dict[str, Seen] = field(default_factory=dict)
     failed_boots: int = 0
+    _begun: dict[str, float] = field(default_factory=dict)
     _once_online: set[str] = field(default_factory=set)
     _left: set[str] = field(default_factory=set)
     _failed: set[str] = field(default_factory=set)
@@ -63,6 +65,17 @@ class Roster:
         if (worker := self.workers.get(message.instance_id)) is not None:
             worker.online = True  # it may have come online under an earlier controller
             worker.running, worker.limited = frozenset(message.running), message.rate_limited
+            for job_id in message.running:
+                self._begun.setdefault(job_id, worker.beat)
+            worker.refused = max(worker.refused, message.refused)
+
+    def ended(self, job_id: str) -> None:
+        """An attempt of this job has ended: the next one begins anew."""
+        self._begun.pop(job_id, None)
+
+    def busy_s(self, job_id: str, at: float) -> float:
+        """How long ago a worker was first heard to run this job's present attempt; 0 for one that nobody runs."""
+        return max(0.0, at - self._begun.get(job_id, at))
 
     def left(self, instance_id: str) -> bool:
         """A worker has said goodbye; False if it was known to be gone."""

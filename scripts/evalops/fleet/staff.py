@@ -9,6 +9,7 @@ import time
 from evalops.fleet.ending import Ending
 from evalops.fleet.fleet import Fleet
 from evalops.fleet.guards import Verdict
+from evalops.fleet.merges import at_once
 from evalops.fleet.workers import CannotLaunch, Lost
 from evalworker.aws import ServiceError
 from evalworker.contract.messages import WorkerDraining
@@ -16,7 +17,7 @@ from evalworker.contract.messages import WorkerDraining
 GROW_S = 20.0
 """Between two looks whether more workers would help."""
 
-AS_IT_SHOULD = ("idle", "over", "drained", "stopped", "deadline")
+AS_IT_SHOULD = ("idle", "over", "drained", "stopped", "deadline", "outdated")
 """Why workers leave that nobody has to replace."""
 
 
@@ -34,7 +35,7 @@ class Staff:
     def start(self) -> None:
         """Launch as many workers as there is work for."""
         fleet = self._fleet
-        jobs = len(fleet.ledger.open_jobs)
+        jobs = at_once(fleet.ledger)
         if fleet.pool.stays:  # those of other machines cost money: they come when there is something for them to do
             first = len(fleet.watch.canaries(fleet.control)) or jobs
             jobs = math.ceil(first / (fleet.control.limits.slots or 1))

@@ -26,6 +26,11 @@ STORE_BYTES = 1_000_000
 """A segment is stored early when it is this large."""
 
 
+FULL_BYTES = 32_000_000
+FULL_MESSAGES = 50_000
+"""So many bytes, or messages, that wait for a segment are enough: what comes later waits in the queue."""
+
+
 class Fenced(RuntimeError):
     """Another controller writes this fleet's stream: this one must stop."""
 
@@ -35,7 +40,7 @@ class EventStream:
 
     Attributes:
         path: `events.jsonl`.
-        seq: of the last line.
+        seq: of the last line. stored: of the last line that is in a segment.
     """
 
     def __init__(
@@ -49,8 +54,11 @@ class EventStream:
         self._pending_bytes = 0
         self._since = 0.0
         self._receipts: list[str] = []
+        self._going: tuple[str, list[str]] | None = None
+        self._stored: list[str] = []
         self.segment = 0
         self.seq = 0
+        self.stored = 0
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def restore(self) -> Iterator[dict[str, Any]]:
@@ -66,6 +74,7 @@ class EventStream:
                 for event in map(json.loads, body.splitlines()):
                     self.seq = event["seq"]
                     yield event
+        self.stored = self.seq
         self._install(partial)
         self._file = self.path.open("ab", buffering=0)
         fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -115,30 +124,48 @@ class EventStream:
         self._receipts.append(receipt)
 
     @property
+    def full(self) -> bool:
+        """Whether too much waits to be stored: storage has been away for long."""
+        return self._pending_bytes >= FULL_BYTES or len(self._receipts) >= FULL_MESSAGES
+
+    @property
     def due(self) -> bool:
         """Whether it is time to store."""
-        if not self._pending and not self._receipts:
+        if not self._pending and not self._receipts and not self._going:
             return False
-        return self._pending_bytes >= STORE_BYTES or self._clock() - self._since >= STORE_AFTER_S
+        return (
+            self._going is not None
+            or self._pending_bytes >= STORE_BYTES
+            or self.full
+            or self._clock() - self._since >= STORE_AFTER_S
+        )
 
     def store(self) -> list[str]:
         """Store what is pending as the next segment and return the receipts that may be deleted now.
 
-        Raises Fenced when another controller has written that segment, StorageError when it cannot be stored (nothing is lost:
-        call again).
+        A segment that could not be stored is sent again as it was, before anything newer: the call that failed may have been carried out,
+        and only the same bytes are known for our own. Raises Fenced when another controller has written that segment, StorageError when it
+        cannot be stored (nothing is lost: call again).
         """
-        if self._pending:
+        while self._going is not None or self._pending:
+            text, settled = self._going = self._going or self._take()
             try:
-                self._storage.create(
-                    layout.segment(self._fleet_id, self.segment + 1), "".join(self._pending).encode("ascii")
-                )
+                self._storage.create(layout.segment(self._fleet_id, self.segment + 1), text.encode("ascii"))
             except AlreadyExists:
                 raise Fenced(f"another controller drives the fleet {self._fleet_id}; this one has stopped") from None
             self.segment += 1
-            self._pending.clear()
-            self._pending_bytes = 0
-        receipts, self._receipts = self._receipts, []
+            self._going = None
+            self._stored += settled
+        self.stored = self.seq
+        receipts = self._stored + self._receipts
+        self._stored, self._receipts = [], []
         return receipts
+
+    def _take(self) -> tuple[str, list[str]]:
+        """The next segment, and the receipts of what it tells of."""
+        text, receipts = "".join(self._pending), self._receipts
+        self._pending, self._pending_bytes, self._receipts = [], 0, []
+        return text, receipts
 
     def close(self) -> None:
         """Close the live file."""

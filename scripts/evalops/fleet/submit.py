@@ -17,6 +17,7 @@ from evalops.fleet.assemble import fleet_folder, fleet_of, fleet_start
 from evalops.fleet.controller import Controller
 from evalops.fleet.guards import over_budget
 from evalops.fleet.ledger import Ledger
+from evalops.fleet.merges import at_once
 from evalops.fleet.ownership import controller_name, refuse_if_driven
 from evalops.fleet.request import Request, budgeted, inherited, limits_of, workers_of
 from evalops.fleet.stream import EventStream
@@ -120,6 +121,7 @@ def resume(
             "round": control.round + 1,
             "state": "running",
             "at_once": False,
+            "outcome": None,
             "deadline": now() + request.deadline,
             "beat": now(),
             "controller": controller_name(),
@@ -167,7 +169,7 @@ def _begin(
         fleet = fleet_of(settings, storage, request, manifest, control, etag, ledger, lane)
         for event in fleet.stream.restore():
             fleet.watch.replay(event)
-        workers = min(workers_of(request, manifest), len(ledger.open_jobs))
+        workers = min(workers_of(request, manifest), at_once(ledger))
         fleet.stream.append([fleet_start(fleet, workers)])
         fleet.stream.store()
         controller = Controller(fleet)

@@ -60,6 +60,11 @@ class Watch:
         return sum(self._pressure.values())
 
     @property
+    def pressure(self) -> dict[str, int]:
+        """The same by worker, of those that have any."""
+        return {name: count for name, count in sorted(self._pressure.items()) if count}
+
+    @property
     def waits(self) -> str:
         """What the running jobs are in, as their workers last said; empty when nothing runs."""
         return guards.waiting_text(phrase for waits in self._waits.values() for phrase in waits.values())

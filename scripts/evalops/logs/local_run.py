@@ -107,20 +107,47 @@ def submit_directory(manifest: Manifest) -> Path | None:
 def fetch_partials(place: Place) -> int:
     """Copy into the run's directory what unfinished jobs have kept elsewhere (an array's children), so that a retry goes on from it.
 
-    A job that has a log in the directory keeps that one: it was published when the job ended. Returns how many logs came.
+    A job that has a log in the directory keeps that one: it was published when the job ended. A shard's stays where it is: to Inspect it
+    would be the whole task's. Returns how many logs came.
     """
     if place.run_id is None:
         return 0
     storage, prefix = place.storage, layout.partials(place.run_id)
     here = {info.key.removeprefix(place.prefix) for info in storage.list(place.prefix)}
+    shards = _shards(storage, place.run_id)
     came = 0
     for info in list(storage.list(prefix)):
-        name = info.key.removeprefix(prefix).partition("/")[2]
+        job_id, _, name = info.key.removeprefix(prefix).partition("/")
         belongs = name.endswith(".eval") or name.startswith(".buffer/")
-        if belongs and name not in here:
+        if belongs and job_id not in shards and name not in here:
             storage.copy(info.key, place.prefix + name)
             came += name.endswith(".eval")
     return came
+
+
+def _shards(storage: Storage, run_id: str) -> set[str]:
+    """The ids of the run's jobs that are shards of a task."""
+    try:
+        manifest = Manifest.from_json(storage.get(layout.manifest(run_id)).body)
+    except Missing:
+        return set()
+    return {job.job_id for job in manifest.jobs if job.shard is not None}
+
+
+def unmerged(place: Place, manifest: Manifest, jobs: Sequence[JobSpec]) -> list[str]:
+    """The tasks of these jobs that ran in shards whose samples no log of the whole holds yet: a retry here would run them all again."""
+    storage, run_id, wanted = place.storage, manifest.fleet_id, {job.job_id for job in jobs}
+    merges = [job for job in manifest.jobs if job.merges and job.job_id in wanted]
+    if not merges:
+        return []
+
+    def begun(job_id: str) -> bool:
+        where = (layout.job_log(run_id, job_id), layout.partial(run_id, job_id))
+        return any(next(iter(storage.list(prefix)), None) is not None for prefix in where)
+
+    logs = [listed.facts for listed in read_all(storage, list_directory(storage, place.prefix).logs)]
+    open_ = [job for job in merges if not any(rows.fits(job, facts) for facts in logs)]
+    return [f"{job.name} with {job.model}" for job in open_ if any(map(begun, job.merges))]
 
 
 def new_manifest(

@@ -71,10 +71,10 @@ def survey(
         manifest = document(place.storage, layout.manifest(place.run_id), Manifest, problems)
         control = document(place.storage, layout.control(place.run_id), Control, problems)
     alive, owner = state.owner(control, clock(), process_alive(control.controller) if control else None)
-    if manifest is not None and manifest.backend == "batch" and not alive and place.run_id is not None:
+    chosen = choose(listed)
+    if manifest is not None and place.run_id is not None and not alive and _open_on_batch(manifest, chosen):
         on_batch = living.on_batch(place.storage, place.run_id)
         alive, owner = (alive, owner) if on_batch[0] is None else on_batch
-    chosen = choose(listed)
     if place.run_id is not None and manifest is not None:
         jobs = _jobs(place.storage, place.run_id, manifest, chosen, problems)
     around = state.Surroundings(
@@ -86,6 +86,12 @@ def survey(
         backend=manifest.backend if manifest else "",
     )
     return Survey(place, directory, chosen, state.rows(chosen, around, price_of), around, manifest, control, problems)
+
+
+def _open_on_batch(manifest: Manifest, chosen: list[Chosen]) -> bool:
+    """Whether a run went to AWS Batch and its logs alone do not tell that it is over."""
+    over = [one for one in chosen if one.log.facts.status in ("success", "error", "cancelled")]
+    return manifest.backend == "batch" and len(over) < len(manifest.jobs)
 
 
 def document(storage: Storage, key: str, kind: type[D], problems: list[str]) -> D | None:
@@ -157,7 +163,8 @@ def _tell(
         if done is not None:
             said = done.attempt_done
             why = said.failure_category if said.failure_category != said.status else said.error_summary
-            counts = said.samples
+            unmerged = progress.together(spec.merges) if said.log is None else None
+            counts = unmerged or said.samples
             ended = f"{said.status}: {why or said.error_summary or 'no log'}"
             return replace(job, ended=ended, completed=counts.completed, errored=counts.errored)
     unfinished = list_directory(storage, layout.partial(run_id, spec.job_id)).logs

@@ -113,7 +113,8 @@ class Limits(Part):
 
     `controller_silent_s`: with a budget, no job is taken when the controller has been silent for so long, because nobody counts the
     money. `disk_free_min`: bytes that must be free for a job to be taken. `hung_after_s`, `on_hung`: a sample in which nothing has
-    happened for so long is reported, or ended with an error too.
+    happened for so long is reported, or ended with an error too. `fleet_connections`: model connections of all running jobs
+    together, None where each has as many as Inspect gives it.
     """
 
     concurrency_per_worker: int = 10
@@ -128,6 +129,7 @@ class Limits(Part):
     disk_free_min: int = 1_000_000_000
     hung_after_s: float = 1800.0
     on_hung: Literal["wait", "error"] = "wait"
+    fleet_connections: int | None = None
 
 
 class Guards(Part):
@@ -152,7 +154,8 @@ class Control(Wire):
     `state`: `running`; `draining` (finish what runs, take nothing new); `stopping` (interrupt what runs, keep partial logs; with
     `at_once`, without letting jobs flush); `ended`. `beat` is the controller's last sign of life; `round` is the current one,
     messages of older rounds are deleted. `ct fleet stop` alone writes it from outside. `rate_limited` and `waiting_for` are what the
-    controller last heard and knew, for whoever only looks.
+    controller last heard and knew, for whoever only looks; `outcome` is how the fleet ended, as in its `fleet_summary`.
+    `connections` are the shares of `fleet_connections`, `pressure` the rate-limited model calls, by worker.
     """
 
     type: Literal["control"] = "control"
@@ -168,6 +171,9 @@ class Control(Wire):
     guards: Guards = Guards()
     rate_limited: int = 0
     waiting_for: str | None = None
+    connections: dict[str, int] = {}
+    pressure: dict[str, int] = {}
+    outcome: str | None = None
 
 
 class Lane(Wire):
@@ -212,6 +218,18 @@ class MachineBook(Wire):
     fleet_id: str
     as_of: datetime
     machines: list[MachineRecord] = []
+
+
+class Timing(Wire):
+    """What one (task, model) took the last time that a fleet ran it whole: seconds of its jobs, over its samples (× epochs)."""
+
+    type: Literal["timing"] = "timing"
+    task: str
+    model: str
+    seconds_per_sample: float
+    samples: int
+    fleet_id: str
+    as_of: datetime
 
 
 class JobDone(Wire):

@@ -9,6 +9,7 @@ import re
 import time
 
 from evalworker.contract.ids import BadId, check_job_id, check_run_id, slug
+from evalworker.contract.jsonio import canonical
 
 
 def manifest(fleet_id: str) -> str:
@@ -114,6 +115,12 @@ def lane(name: str) -> str:
 
 LANES = "lanes/"
 """The prefix of all lane records."""
+
+
+def timing(task: str, model: str) -> str:
+    """What a sample of this task with this model took, the last time it was run whole."""
+    identity = hashlib.sha256(canonical([task, model]).encode("ascii")).hexdigest()[:16]
+    return f"timings/{slug(task.rsplit('/', 1)[-1])}-{identity}.json"
 
 
 def code(digest: str) -> str:

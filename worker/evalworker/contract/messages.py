@@ -71,7 +71,8 @@ class Hung(Part):
 class Heartbeat(_FromWorker):
     """A worker lives. `running`: its jobs' ids; `load`: one-minute load average; `disk_free`, `memory_free`: bytes.
 
-    `rate_limited`: rate-limited model calls of what runs; `waits`: what each running job is in, as a short phrase.
+    `rate_limited`: rate-limited model calls of what runs, `refused`: of all that this worker has run; `waits`: what each running job is
+    in, as a short phrase.
     """
 
     type: Literal["heartbeat"] = "heartbeat"
@@ -80,6 +81,7 @@ class Heartbeat(_FromWorker):
     disk_free: int
     memory_free: int
     rate_limited: int = 0
+    refused: int = 0
     waits: dict[str, str] = {}
     hung: list[Hung] = []
 
