@@ -118,8 +118,8 @@ def run(command: list[str], in_group: bool) -> int:
     told = []
 
     def on_term(*_: object) -> None:
-        child.send_signal(signal.SIGTERM if told else signal.SIGINT)
-        told.append(True)
+        told.append(True)  # first: the next signal may interrupt this handler
+        child.send_signal(signal.SIGINT if len(told) == 1 else signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, on_term)
     signal.signal(signal.SIGINT, lambda *_: child.send_signal(signal.SIGINT) if not sys.stdin.isatty() else None)

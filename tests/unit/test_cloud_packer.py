@@ -65,8 +65,8 @@ def test_an_interrupt_reaches_the_whole_group_and_is_waited_for(
 ) -> None:
     # Packer's outer process ignores SIGINT; its inner one cleans up
     body = """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if os.fork():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
     def interrupted(*_):
         ui('say', '==> amazon-ebs.worker: Cleanly cancelled builds after being interrupted.'); os._exit(1)
