@@ -29,6 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
     aws_calls.install(Path(os.environ["INSPECT_FLEET_CALLS"]))
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that run in parallel (`--dist loadgroup`) and share something that is made once go to the same process."""
     for item in items:
