@@ -92,7 +92,7 @@ chaos: $(ENV) ## Kill, freeze and starve a fleet and fail its AWS in SEEDS rando
 	CHAOS_SEEDS=$(SEEDS) EC2_CHAOS_SEEDS=$(SEEDS) $(PYTEST) tests/chaos $(side_by_side)
 
 # what is made once for many tests keeps them in one process, see tests/conftest.py
-side_by_side = -n 2 --dist loadgroup --no-loadscope-reorder
+side_by_side = -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: bench
 bench: $(ENV) ## Measure all figures, or those of NAMES, with their bounds

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -29,20 +31,26 @@ def pytest_configure(config: pytest.Config) -> None:
     aws_calls.install(Path(os.environ["INSPECT_FLEET_CALLS"]))
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that run in parallel (`--dist loadgroup`) and share something that is made once go to the same process."""
-    for item in items:
-        fixtures = getattr(item, "fixturenames", ())
-        if "emulator" in fixtures and item.path.parent.name == "e2e":
-            group = "estate"
-        elif "built" in fixtures:
-            group = "image"
-        elif item.path.stem.endswith("storm"):
-            group = item.nodeid  # each seed is a fleet of its own
-        else:
-            group = item.path.stem
-        item.add_marker(pytest.mark.xdist_group(group))
+TOGETHER = {
+    "estate": ("test_batch", "test_ec2_boots", "test_terraform_apply", "test_terraform_wrong_input"),
+    "image": ("test_image_boot", "test_packer_build"),
+}
+"""Modules that share something that is made once: one applied estate, one AMI build. In parallel, they go to one process."""
+
+
+class Scheduling(LoadFileScheduling):
+    """By file, as `--dist loadfile`, but modules that belong together stay together, and each seed of a storm is alone."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = Path(nodeid.split("::")[0]).stem
+        if module.endswith("storm"):
+            return nodeid
+        return next((group for group, modules in TOGETHER.items() if module in modules), module)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
+    """All parallel runs of this suite are scheduled so."""
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(trylast=True)
