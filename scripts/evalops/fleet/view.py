@@ -1,30 +1,16 @@
 """What a person sees of a running fleet: one carriage-returned line on a terminal, plain lines elsewhere, a table at the end."""
 
-import sys
-import time
-from collections.abc import Callable
-from typing import TextIO
-
 from evalops import ui
 from evalops.fleet.ledger import JobState, Ledger
+from evalops.redrawn import RedrawnLine
 
-PLAIN_EVERY_S = 30.0
 REDRAW_EVERY_S = 0.2
 
 
-class ProgressLine:
+class ProgressLine(RedrawnLine):
     """`[N/M] X done, …` on stderr, as design section 5 has it; silent when `quiet`."""
 
-    def __init__(
-        self, *, quiet: bool = False, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._stream = stream or sys.stderr
-        self._terminal = self._stream.isatty()
-        self._quiet = quiet
-        self._clock = clock
-        self._started = clock()
-        self._shown_at = -PLAIN_EVERY_S
-        self._width = 0
+    redraw_every_s = REDRAW_EVERY_S
 
     def show(
         self,
@@ -36,32 +22,8 @@ class ProgressLine:
         force: bool = False,
     ) -> None:
         """Draw the line if it is time to."""
-        due = self._clock() - self._shown_at >= (REDRAW_EVERY_S if self._terminal else PLAIN_EVERY_S)
-        if self._quiet or not (due or force):
-            return
-        self._shown_at = self._clock()
-        text = line_of(ledger, workers, self._clock() - self._started, waiting_for, rate_limited)
-        if self._terminal:
-            self._stream.write("\r" + text.ljust(self._width))
-            self._width = len(text)
-        else:
-            self._stream.write(text + "\n")
-        self._stream.flush()
-
-    def note(self, text: str) -> None:
-        """A remark on a line of its own, above the progress line."""
-        if self._terminal and self._width:
-            self._stream.write("\r" + " " * self._width + "\r")
-            self._width = 0
-        self._stream.write(ui.printable(text) + "\n")
-        self._stream.flush()
-
-    def end(self) -> None:
-        """Leave the last line standing."""
-        if self._terminal and self._width:
-            self._stream.write("\n")
-            self._stream.flush()
-            self._width = 0
+        if self._due(force):
+            self._draw(line_of(ledger, workers, self._clock() - self._started, waiting_for, rate_limited))
 
 
 def line_of(ledger: Ledger, workers: int, elapsed_s: float, waiting_for: str | None, rate_limited: int = 0) -> str:

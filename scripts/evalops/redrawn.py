@@ -1,0 +1,64 @@
+"""One line at the bottom of stderr that is drawn again and again on a terminal, and written now and then elsewhere.
+
+The commands that follow something long (a fleet, a run on Batch) say in a subclass what stands in it. Never writes to stdout.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from evalops import ui
+
+PLAIN_EVERY_S = 30.0
+
+
+class RedrawnLine:
+    """The line, and notes above it. `quiet`: no line is drawn."""
+
+    redraw_every_s = 0.0
+    """On a terminal."""
+    at_once = True
+    """Whether the first line needs no waiting where lines are plain."""
+
+    def __init__(
+        self, *, quiet: bool = False, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = stream or sys.stderr
+        self._terminal = self._stream.isatty()
+        self._quiet = quiet
+        self._clock = clock
+        self._started = clock()
+        self._shown_at = self._started - (PLAIN_EVERY_S if self.at_once else 0.0)
+        self._width = 0
+
+    def _due(self, force: bool) -> bool:
+        """Whether it is time to draw; counts as drawn."""
+        passed = self._clock() - self._shown_at
+        if self._quiet or not (force or passed >= (self.redraw_every_s if self._terminal else PLAIN_EVERY_S)):
+            return False
+        self._shown_at = self._clock()
+        return True
+
+    def _draw(self, text: str) -> None:
+        if self._terminal:
+            self._stream.write("\r" + text.ljust(self._width))
+            self._width = len(text)
+        else:
+            self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def note(self, text: str) -> None:
+        """A remark on a line of its own, above the drawn one."""
+        if self._width:
+            self._stream.write("\r" + " " * self._width + "\r")
+            self._width = 0
+        self._stream.write(ui.printable(text) + "\n")
+        self._stream.flush()
+
+    def end(self) -> None:
+        """Leave the last line standing."""
+        if self._width:
+            self._stream.write("\n")
+            self._stream.flush()
+            self._width = 0
