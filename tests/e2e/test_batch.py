@@ -58,6 +58,7 @@ class Project:
             "INSPECT_FLEET_NAME": "default",
             "PATH": f"{BIN}:/usr/bin:/bin:/usr/local/bin",
             "MAKEFLAGS": f"VENV={BIN.parent}",
+            "MAKELEVEL": "0",  # as a person types it, not from within another make
         }
 
     def start(self, *words: str) -> "Watched":
