@@ -6,9 +6,7 @@ instance of moto's EC2, or whatever else `machines` holds. What must hold afterw
 """
 
 import json
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +23,7 @@ import ec2_world  # noqa: E402
 import fleets  # noqa: E402
 import servers  # noqa: E402
 from emulators import Emulator  # noqa: E402
-from storm import Broken, Storm, check  # noqa: E402
+from storm import Storm, check, play  # noqa: E402
 
 from gateway import Faults, Gateway, gateway  # noqa: E402
 from instances import Machine  # noqa: E402
@@ -143,29 +141,20 @@ def storm(seed: int, moto: Emulator, folder: Path) -> Iterator[Ec2Storm]:
             )
 
 
+def told(made: Ec2Storm) -> str:
+    """What a seed has met."""
+    faults = made.gate.faults or Faults(made.seed)
+    return (
+        f"{len(made.killed)} workers killed, {faults.failed} answers of {len(made.gate.calls)} failed, "
+        f"{faults.doubled} messages doubled"
+    )
+
+
 def main(seeds: int, first: int = 1) -> int:
-    """Run seeds one after the other; the number of those that broke."""
-    broken = 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    """Play seeds on one emulator; the number of those that broke."""
     with servers.moto() as url:
-        for seed in range(first, first + seeds):
-            with (
-                tempfile.TemporaryDirectory(prefix=f"ec2-storm-{seed}-") as folder,
-                storm(seed, Emulator("moto", url), Path(folder)) as made,
-            ):
-                started, said = time.monotonic(), "held"
-                try:
-                    made.run()
-                except Broken as error:
-                    broken += 1
-                    said = f"BROKEN: {error}"
-                faults = made.gate.faults or Faults(seed)
-                print(
-                    f"seed {seed}: {said} after {time.monotonic() - started:.0f} s; {len(made.killed)} workers killed, "
-                    f"{faults.failed} answers of {len(made.gate.calls)} failed, {faults.doubled} messages doubled",
-                    flush=True,
-                )
-    return broken
+        emulator = Emulator("moto", url)
+        return play("ec2-storm", range(first, first + seeds), lambda seed, folder: storm(seed, emulator, folder), told)
 
 
 if __name__ == "__main__":

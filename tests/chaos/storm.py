@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -348,29 +349,46 @@ def storm_environment(endpoint: str, bucket: str) -> dict[str, str]:
     }
 
 
+@contextmanager
+def storm(seed: int, endpoint: str, folder: Path) -> Iterator[Storm]:
+    """A storm with a bucket of its own."""
+    made = Storm(seed, folder, storm_environment(endpoint, f"chaos-{seed}"))
+    made.make_bucket()
+    yield made
+
+
+def play(
+    name: str, seeds: range, make: Callable[[int, Path], AbstractContextManager[Any]], tell: Callable[[Any], str]
+) -> int:
+    """Run seeds one after the other, with a line about each; the number of those that broke.
+
+    `make` prepares one in a folder of its own, `tell` says what it has met.
+    """
+    broken = 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for seed in seeds:
+        with tempfile.TemporaryDirectory(prefix=f"{name}-{seed}-") as folder, make(seed, Path(folder)) as made:
+            started, said = time.monotonic(), "held"
+            try:
+                made.run()
+            except Broken as error:
+                broken += 1
+                said = f"BROKEN: {error}"
+            print(f"seed {seed}: {said} after {time.monotonic() - started:.0f} s, {tell(made)}", flush=True)
+    return broken
+
+
 def main(seeds: int, first: int = 1) -> int:
-    """Run seeds one after the other on one emulator; the number of those that broke."""
+    """Play seeds on one emulator; the number of those that broke."""
     from servers import ministack
 
-    broken = 0
     with ministack() as endpoint:
-        for seed in range(first, first + seeds):
-            bucket = f"chaos-{seed}"
-            with tempfile.TemporaryDirectory(prefix=f"storm-{seed}-") as folder:
-                storm = Storm(seed, Path(folder), storm_environment(endpoint, bucket))
-                storm.make_bucket()
-                started = time.monotonic()
-                try:
-                    storm.run()
-                    said = "held"
-                except Broken as error:
-                    broken += 1
-                    said = f"BROKEN: {error}"
-                took = time.monotonic() - started
-                print(
-                    f"seed {seed}: {said} after {took:.0f} s, killed {[what for _, what in storm.killed]}", flush=True
-                )
-    return broken
+        return play(
+            "storm",
+            range(first, first + seeds),
+            lambda seed, folder: storm(seed, endpoint, folder),
+            lambda made: f"killed {[what for _, what in made.killed]}",
+        )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ for place in (HERE.parent, HERE):
         sys.path.append(str(place))
 
 import servers  # noqa: E402
-from storm import RUN, VICTIMS, Broken, Storm, check, storm_environment  # noqa: E402
+from storm import RUN, VICTIMS, Broken, Storm, check, play, storm_environment  # noqa: E402
 from weather import KINDS, Weather  # noqa: E402
 
 from evalops.embedded import create_lane_queues  # noqa: E402
@@ -245,26 +244,16 @@ def make_lane(made: Storm, gate: Gateway) -> None:
     )
 
 
+def told(made: Tempest) -> str:
+    """What a seed has met."""
+    touched = {kind: count for kind, count in made.weather.met.items() if count}
+    return f"met {made.met}, calls touched {touched}"
+
+
 def main(seeds: int, first: int = 1) -> int:
-    """Run seeds one after the other on one emulator; the number of those that broke."""
-    broken = 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    """Play seeds on one emulator; the number of those that broke."""
     with servers.ministack() as endpoint:
-        for seed in range(first, first + seeds):
-            with (
-                tempfile.TemporaryDirectory(prefix=f"tempest-{seed}-") as folder,
-                tempest(seed, endpoint, Path(folder)) as made,
-            ):
-                started, said = time.monotonic(), "held"
-                try:
-                    made.run()
-                except Broken as error:
-                    broken += 1
-                    said = f"BROKEN: {error}"
-                touched = {kind: count for kind, count in made.weather.met.items() if count}
-                took = time.monotonic() - started
-                print(f"seed {seed}: {said} after {took:.0f} s; met {made.met}, calls touched {touched}", flush=True)
-    return broken
+        return play("tempest", range(first, first + seeds), lambda seed, folder: tempest(seed, endpoint, folder), told)
 
 
 if __name__ == "__main__":

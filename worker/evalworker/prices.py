@@ -42,6 +42,12 @@ def read(given: "str | Prices | None") -> Prices:
     return {str(model): _price(given, str(model), price) for model, price in found.items()}
 
 
+def resolved(arguments: dict[str, Any]) -> dict[str, Any]:
+    """`eval_set`'s arguments with the prices in the place of the name of their file. Raises BadPrices."""
+    found = read(arguments.get(ARGUMENT))
+    return arguments | {ARGUMENT: found} if found else dict(arguments)
+
+
 def _price(file: str, model: str, price: Any) -> "ModelCost":
     from inspect_ai.model import ModelCost
 

@@ -10,6 +10,7 @@ from evalops import planner, shipping
 from evalops.commands.detach import detach
 from evalops.commands.follow import follow
 from evalops.commands.params import Duration, RunId
+from evalops.commands.planning import plan_jobs
 from evalops.fleet import preflight, submit
 from evalops.fleet.request import DEFAULT_WORKERS, FAR_SLOTS, Request, workers_of
 from evalops.fleet.stream import Fenced
@@ -283,7 +284,7 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
         note("loading the tasks …")
     slots = _check_connections(options, request, resumed)
     wish = _wish(options, slots) if resumed is None else None  # in what shards a run goes on was decided at its start
-    jobs = _plan(given, luggage, wish) if resumed is None or planned else resumed.jobs
+    jobs = plan_jobs(given, luggage, warn=note, wish=wish) if resumed is None or planned else resumed.jobs
     machines = _machines(options, target, request, jobs, resumed.machines if resumed else None)
     if options["estimate"]:
         _print_estimate(jobs, request, machines, target, options["json_output"])
@@ -344,10 +345,7 @@ def _check_alone(ctx: click.Context, resumed: Manifest) -> None:
 
 def _arguments(given: TypedArguments, resumed: Manifest | None) -> dict[str, Any]:
     """`eval_set`'s arguments of the run, with its prices instead of the name of their file."""
-    arguments = dict(given.arguments) if resumed is None or given.tasks else decode(resumed.arguments)
-    if found := prices.read(arguments.get(prices.ARGUMENT)):
-        arguments[prices.ARGUMENT] = found
-    return arguments
+    return prices.resolved(given.arguments if resumed is None or given.tasks else decode(resumed.arguments))
 
 
 def _as_before(request: Request, storage: Storage, resumed: Manifest) -> Request:
@@ -375,23 +373,6 @@ def _check_connections(options: dict[str, Any], request: Request, resumed: Manif
 def _wish(options: dict[str, Any], slots: int) -> Wish:
     """What is known of shards before the tasks are: how many jobs will run at once."""
     return Wish(size=options["shard_size"], count=options["shards"], slots=slots)
-
-
-def _plan(given: Any, luggage: shipping.Luggage, wish: Wish | None) -> list[JobSpec]:
-    try:
-        return planner.plan(
-            given.tasks,
-            given.models,
-            given.arguments,
-            given.result_arguments,
-            Path.cwd(),
-            environment=given.environment,
-            path=luggage.import_path,
-            warn=note,
-            wish=wish,
-        )
-    except planner.PlanError as error:
-        raise Failure(error.sentence, error.exit) from error
 
 
 def _print_estimate(

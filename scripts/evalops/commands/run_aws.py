@@ -9,11 +9,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from evalops import code, planner, shipping, ui
+from evalops import code, shipping, ui
 from evalops.batch import record, request
 from evalops.commands import batch as following
 from evalops.commands.options import refused
 from evalops.commands.params import Duration, RunId
+from evalops.commands.planning import plan_jobs
 from evalops.ec2 import preflight
 from evalops.fleet import preflight as run_checks
 from evalops.infra.estate import Estate
@@ -133,7 +134,7 @@ def _submit(ctx: click.Context, options: dict[str, Any]) -> Submitted | None:
     preflight.check_keys(estate, sorted(models), luggage.secrets)
     if planned and not options["json_output"]:
         ui.note("loading the tasks …")
-    jobs = _plan(given, luggage) if planned or resumed is None else resumed.jobs
+    jobs = plan_jobs(given, luggage) if planned or resumed is None else resumed.jobs
     if resumed is None:
         fields = shipping.ship(wishes, luggage, "batch", storage)
         manifest = _manifest(given, jobs, surroundings, fields)
@@ -152,7 +153,9 @@ def _submit(ctx: click.Context, options: dict[str, Any]) -> Submitted | None:
             )
         run = found
         changed = shipping.ship(wishes, luggage, "batch", storage) if planned else shipping.same_code(luggage, resumed)
-        manifest = resumed.model_copy(update=changed | ({"arguments": encode(_arguments(given))} if planned else {}))
+        manifest = resumed.model_copy(
+            update=changed | ({"arguments": encode(prices.resolved(given.arguments))} if planned else {})
+        )
     shipping.check_no_secret(manifest)
     wanted = _wanted(estate, options, run.rounds[-1] if run.rounds else None)
     round_ = _round(storage, manifest, run, wanted)
@@ -205,37 +208,13 @@ def _elsewhere(manifest: Manifest) -> str:
     return f"resume it by ies run local --run-id {manifest.fleet_id}"
 
 
-def _plan(given: TypedArguments, luggage: shipping.Luggage) -> list[JobSpec]:
-    try:
-        return planner.plan(
-            given.tasks,
-            given.models,
-            given.arguments,
-            given.result_arguments,
-            Path.cwd(),
-            environment=given.environment,
-            path=luggage.import_path,
-            warn=lambda text: ui.note(f"warning: {text}"),
-        )
-    except planner.PlanError as error:
-        raise ui.Failure(error.sentence, error.exit) from error
-
-
-def _arguments(given: TypedArguments) -> dict[str, Any]:
-    """`eval_set`'s arguments, with prices in the place of the name of their file."""
-    arguments = dict(given.arguments)
-    if found := prices.read(arguments.get(prices.ARGUMENT)):
-        arguments[prices.ARGUMENT] = found
-    return arguments
-
-
 def _manifest(given: TypedArguments, jobs: list[JobSpec], surroundings: Settings, fields: dict[str, Any]) -> Manifest:
     return Manifest(
         fleet_id=new_run_id(),
         created=now(),
         backend="batch",
         jobs=jobs,
-        arguments=encode(_arguments(given)),
+        arguments=encode(prices.resolved(given.arguments)),
         models=encode({"models": given.models})["models"],
         environment=given.environment,
         git=code.state(Path.cwd()),

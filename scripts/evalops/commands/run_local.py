@@ -8,9 +8,9 @@ import click
 
 from evalops import shipping, ui
 from evalops.commands.options import check_run_id, refused
+from evalops.commands.planning import plan_jobs
 from evalops.inspect_options import (
     InspectCommand,
-    TypedArguments,
     apply_common_options,
     given_names,
     suppose,
@@ -19,7 +19,6 @@ from evalops.inspect_options import (
 from evalops.logs import local_run, places
 from evalops.logs.metadata import Models
 from evalops.logs.survey import document, survey
-from evalops.planner import PlanError, plan
 from evalops.settings import settings
 from evalworker.contract import layout
 from evalworker.contract.documents import Manifest
@@ -49,7 +48,7 @@ def run_local(ctx: click.Context, run_id: str | None, force: bool, as_json_: boo
         os.environ.update(typed.environment)
         luggage = shipping.prepare(shipping.Wishes(), "local", settings().estate, Path.cwd())
         sys.path[:0] = [folder for folder in luggage.import_path if folder not in sys.path]
-        submission = _planned(typed, luggage)
+        submission = local_run.Submission(typed.tasks, typed.models, typed.arguments, plan_jobs(typed, luggage))
         if manifest is not None:
             _check(manifest, submission, force)
         storage.probe()
@@ -89,23 +88,6 @@ def _as_before(ctx: click.Context, manifest: Manifest) -> bool:
     else:
         ui.note(f"warning: the run was submitted from another machine ({manifest.submit_dir}); this directory is used")
     return not tasks and not models
-
-
-def _planned(typed: TypedArguments, luggage: shipping.Luggage) -> local_run.Submission:
-    try:
-        jobs = plan(
-            typed.tasks,
-            typed.models,
-            typed.arguments,
-            typed.result_arguments,
-            Path.cwd(),
-            environment=typed.environment,
-            path=luggage.import_path,
-            warn=lambda text: ui.note(f"warning: {text}"),
-        )
-    except PlanError as error:
-        ui.fail(error.sentence, error.exit)
-    return local_run.Submission(typed.tasks, typed.models, typed.arguments, jobs)
 
 
 def _check(manifest: Manifest, submission: local_run.Submission, force: bool) -> None:
