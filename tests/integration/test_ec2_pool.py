@@ -63,6 +63,27 @@ class Bench:
         self.time += seconds
 
 
+class Seeing:
+    """The world's EC2, in whose answers stand only the instances that `keep` says; it may change what is said of one."""
+
+    def __init__(self, world: World, keep: Callable[[dict[str, Any]], bool]) -> None:
+        self._ec2 = world.client("ec2")
+        self._keep = keep
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ec2, name)
+
+    def get_paginator(self, name: str) -> "Seeing":
+        self._pages = self._ec2.get_paginator(name)
+        return self
+
+    def paginate(self, **arguments: Any) -> Iterator[dict[str, Any]]:
+        for page in self._pages.paginate(**arguments):
+            for each in page["Reservations"]:
+                each["Instances"] = [found for found in each["Instances"] if self._keep(found)]
+            yield page
+
+
 def bench(world: World, fleet_id: str = FLEET, owner: str = "ann", client: Any = None, **more: Any) -> Bench:
     identity = Identity(fleet_id, "lane-01", owner, now() + timedelta(hours=1), world.name, world.estate.bucket)
     workers = world.estate.workers
@@ -302,26 +323,13 @@ def test_machines_that_ended_unseen_are_paid_for_until_their_last_sign_of_life(w
     line = {"type": "worker_draining", "instance_id": heard, "ts": stamp(spoken)}
     world.storage.create(layout.segment(FLEET, 1), json.dumps(line).encode())
 
-    class Late:
+    def late(found: dict[str, Any]) -> bool:
         """An hour after their end EC2 knows instances no more."""
+        found["LaunchTime"] = begun
+        found["StateTransitionReason"] = f"User initiated ({stored:%Y-%m-%d %H:%M:%S} GMT)"
+        return found["InstanceId"] == told
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(world.client("ec2"), name)
-
-        def get_paginator(self, name: str) -> Any:
-            class Pages:
-                def paginate(self, **arguments: Any) -> Any:
-                    for page in world.client("ec2").get_paginator(name).paginate(**arguments):
-                        for each in page["Reservations"]:
-                            each["Instances"] = [i for i in each["Instances"] if i["InstanceId"] == told]
-                            for found in each["Instances"]:
-                                found["LaunchTime"] = begun
-                                found["StateTransitionReason"] = f"User initiated ({stored:%Y-%m-%d %H:%M:%S} GMT)"
-                        yield page
-
-            return Pages()
-
-    b = bench(world, client=Late())
+    b = bench(world, client=Seeing(world, late))
     b.pool.book = Book(FLEET, Prices("us-east-1", world.client("ec2")), a.pool.book.records.values(), stored)
     assert b.pool.adopt() == 0
     ended = {name: record.ended for name, record in b.pool.book.records.items()}
@@ -356,21 +364,7 @@ def test_not_found_is_believed_only_after_a_while(world: World) -> None:
     """Just after a launch EC2 may not know an instance yet; one that it knew and does not name any more is not lost by that."""
     hidden: list[str] = []
 
-    class Blind:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(world.client("ec2"), name)
-
-        def get_paginator(self, name: str) -> Any:
-            class Pages:
-                def paginate(self, **arguments: Any) -> Any:
-                    for page in world.client("ec2").get_paginator(name).paginate(**arguments):
-                        for each in page["Reservations"]:
-                            each["Instances"] = [i for i in each["Instances"] if i["InstanceId"] not in hidden]
-                        yield page
-
-            return Pages()
-
-    a = bench(world, client=Blind())
+    a = bench(world, client=Seeing(world, lambda found: found["InstanceId"] not in hidden))
     a.pool.start(2)
     first, second = sorted(a.pool.members)
     hidden.append(first)

@@ -13,16 +13,6 @@ from evalworker.contract.documents import BatchSubmission
 PARENT = "5b2152b4-7c28-4d95-9303-45ebe8b08a9b"
 
 
-@pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    aws.forget_clients()
-    with Stubber(aws.client("batch", "us-east-1")) as stubber:
-        yield stubber
-    aws.forget_clients()
-
-
 def entry(job: str, state: str, **more: Any) -> dict[str, Any]:
     required = {"jobArn": "a", "jobQueue": "q", "startedAt": 1, "jobDefinition": "d"}
     return required | {"jobId": job, "jobName": "n", "status": state} | more

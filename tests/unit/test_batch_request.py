@@ -114,17 +114,6 @@ def test_overrides_that_are_too_long() -> None:
         request.check(manifest(1), [one])
 
 
-@pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    aws.forget_clients()
-    with Stubber(aws.client("batch", "us-east-1")) as stubber:
-        yield stubber
-        stubber.assert_no_pending_responses()
-    aws.forget_clients()
-
-
 BLANK = BatchRun(fleet_id=RUN, estate="default", region="us-east-1", log_group="/g", rounds=[])
 
 

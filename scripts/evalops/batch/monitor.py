@@ -193,7 +193,8 @@ class Monitor:
         waiting = [job for job in jobs if job.state == "RUNNABLE"]
         if any(job.state in ("STARTING", "RUNNING") for job in jobs):
             return  # the others have their turn when these have ended
-        reason, ending = "", None
+        reason = ""
+        ending: Ending | None = None
         if stuck := next((job for job in waiting if job.stuck), None):
             reason, ending = f"{states.CANNOT_START}{stuck.reason}", "stuck"
         elif self._timeout is not None and self._waited_out(waiting, jobs, now() - self._timeout):
@@ -207,7 +208,7 @@ class Monitor:
         self.view.note(f"ending  the {what} is terminated: {reason}")
         for each in self._target.jobs:
             self._client("batch").terminate_job(jobId=each.job_id, reason=reason[:1024])
-        self._stopped = ending  # type: ignore[assignment]
+        self._stopped = ending
 
     def _waited_out(self, waiting: list[states.Job], jobs: list[states.Job], since: datetime) -> bool:
         """Whether one has waited since before that time, and none of all has started or ended after it."""

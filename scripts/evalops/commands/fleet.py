@@ -225,20 +225,7 @@ def _status_record(sight: look.Sight) -> dict[str, Any]:
         },
         "waiting_for": sight.waiting_for,
         "summary": sight.summary,
-        "jobs": [
-            {
-                "job_id": job.spec.job_id,
-                "task": job.spec.name,
-                "model": job.spec.model,
-                "shard": job.shard,
-                "status": job.status,
-                "attempt": job.attempt,
-                "failure_category": job.done.failure_category if job.done else None,
-                "error_summary": job.done.error_summary if job.done else None,
-                "metrics": job.done.metrics if job.done else {},
-            }
-            for job in sight.ledger.jobs.values()
-        ],
+        "jobs": [job.record() | {"attempt": job.attempt} for job in sight.ledger.jobs.values()],
         "workers": [
             {
                 "instance_id": w.instance_id,

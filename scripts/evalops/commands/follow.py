@@ -132,15 +132,8 @@ def _done_record(fleet: Fleet, verdict: Verdict) -> dict[str, Any]:
         "success": verdict.ending == "complete",
         "samples": ledger.samples.model_dump(),
         "jobs": [
-            {
-                "job_id": job.spec.job_id,
-                "task": job.spec.name,
-                "model": job.spec.model,
-                "shard": job.shard,
-                "status": job.status,
-                "failure_category": job.done.failure_category if job.done else None,
-                "error_summary": job.done.error_summary if job.done else None,
-                "metrics": job.done.metrics if job.done else {},
+            job.record()
+            | {
                 "samples": job.done.samples.model_dump() if job.done else None,
                 "log": fleet.storage.url(layout.job_log(fleet.fleet_id, job.spec.job_id))
                 if job.done and job.done.log

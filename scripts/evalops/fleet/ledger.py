@@ -111,6 +111,19 @@ class JobState:
             return self.done.samples
         return SampleCounts(total=self.spec.samples, completed=len(self.said) - self.errored, errored=self.errored)
 
+    def record(self) -> dict[str, Any]:
+        """What programs are told of it: `--json` of a run and of its status."""
+        return {
+            "job_id": self.spec.job_id,
+            "task": self.spec.name,
+            "model": self.spec.model,
+            "shard": self.shard,
+            "status": self.status,
+            "failure_category": self.done.failure_category if self.done else None,
+            "error_summary": self.done.error_summary if self.done else None,
+            "metrics": self.done.metrics if self.done else {},
+        }
+
     @property
     def heard(self) -> bool:
         """Whether any of its samples has been heard of."""
