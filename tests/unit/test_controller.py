@@ -136,7 +136,7 @@ def dead_letter(controller: Controller, **fields: Any) -> None:
 def test_a_dead_letter_ends_its_job(controller: Controller) -> None:
     dead_letter(controller)
     assert controller.fleet.ledger.jobs[JOB].status == "failed"
-    assert controller.fleet.ledger.failure_categories() == {Category.CRASH}
+    assert {job.done and job.done.failure_category for job in controller.fleet.ledger.jobs.values()} == {Category.CRASH}
 
 
 @pytest.mark.parametrize("fields", [{"fleet_id": OTHER}, {"round": 1}, {"job_id": "00000000000000bb"}])

@@ -429,10 +429,6 @@ class Ledger:
         """Tokens of all samples, also of those that were run again."""
         return self.spend.tokens
 
-    def failure_categories(self) -> set[Category | None]:
-        """Why jobs failed, of those that have ended so."""
-        return {job.done.failure_category for job in self.jobs.values() if job.done and job.done.status == "failed"}
-
     # Replaying a stream
 
     def replay(self, event: dict[str, Any]) -> None:

@@ -62,11 +62,10 @@ class Staff:
         if not self._working or fleet.pool.waiting_for is not None:  # what is missing is being asked for already
             return
         if fleet.pool.alive == 0:
-            if (
-                not self._ending.asked_to_stop()
-            ):  # the workers may have obeyed `ct fleet stop` before this controller has read it
+            # the workers may have obeyed `ct fleet stop` before this controller has read it
+            if not self._ending.asked_to_stop():
                 self._replace(1)
-        elif fleet.pool.alive < fleet.plan.workers and fleet.every("growth", GROW_S) and self._may_replace > 0:
+        elif fleet.pool.alive < fleet.plan.workers and fleet.every("growth", GROW_S) and self._left_to_replace() > 0:
             self._grow()
 
     @property
@@ -75,9 +74,8 @@ class Staff:
         fleet = self._fleet
         return not fleet.stopping and fleet.verdict is None and bool(fleet.ledger.open_jobs)
 
-    @property
-    def _may_replace(self) -> int:
-        """How many more workers may be replaced: a fleet that gets on may lose as many again."""
+    def _left_to_replace(self) -> int:
+        """How many more workers may be replaced; counted anew when samples have completed: a fleet that gets on may lose as many again."""
         if (done := self._fleet.ledger.samples.completed) > self._done:
             self._done, self._replaced = done, 0
         return self._fleet.plan.replacements - self._replaced
@@ -117,7 +115,7 @@ class Staff:
         fleet = self._fleet
         if fleet.roster.failed_boots >= self._first and not fleet.roster.any_online:
             self._ending.begin(Verdict("stopped", "no worker could start; see the bootstrap_failed events"))
-        elif (count := min(count, self._may_replace)) > 0:
+        elif (count := min(count, self._left_to_replace())) > 0:
             self._replaced += count
             self._launch(count)
         elif fleet.pool.alive == 0 and fleet.pool.waiting_for is None:

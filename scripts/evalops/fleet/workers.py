@@ -247,11 +247,6 @@ class LocalPool(Pool):
         """Workers that run or are starting."""
         return sum(1 for process in self._processes.values() if process.poll() is None)
 
-    @property
-    def pids(self) -> dict[str, int]:
-        """The agents' process ids by name."""
-        return {name: process.pid for name, process in self._processes.items()}
-
     def stop(self, *, now: bool = False) -> None:
         """End all workers, flushing first unless `now`."""
         for process in self._processes.values():

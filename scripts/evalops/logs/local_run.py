@@ -38,10 +38,6 @@ _NOT_KEPT = frozenset({"display", "ctl_server", "log_dir_allow_dirty"})
 """Arguments of a fleet's jobs that have no meaning for a person's own terminal."""
 
 
-class RetryRefused(ValueError):
-    """A retry that would not be the same run; the text is one sentence with the difference."""
-
-
 @dataclass(frozen=True)
 class Submission:
     """What is to be run, as typed values."""

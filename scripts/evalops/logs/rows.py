@@ -12,7 +12,7 @@ from typing import Any, Literal
 from evalops.logs import cost
 from evalops.logs.choose import Chosen
 from evalops.logs.facts import Facts, Score
-from evalworker.contract.documents import Control, JobSpec, Manifest, wholes
+from evalworker.contract.documents import Control, JobSpec
 from evalworker.contract.jsonio import canonical
 
 State = Literal["waiting", "running", "success", "partial", "error", "cancelled", "dead", "unreadable"]
@@ -242,11 +242,6 @@ def shorten(text: str, limit: int = 120) -> str:
     """The first line of a text, cut."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
-
-
-def plan_of(manifest: Manifest | None) -> list[JobSpec]:
-    """The planned jobs, one for each (task, model); [] without a manifest."""
-    return wholes(manifest.jobs) if manifest else []
 
 
 def headline(found: Sequence[Row], around: Surroundings, run_id: str | None) -> str:
