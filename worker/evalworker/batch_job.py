@@ -253,7 +253,7 @@ def eval_set(work: Work) -> None:
 def _clear_the_way(work: Work) -> None:
     """Remove what `ies summarize` has put beside the logs: Inspect takes it for logs and fails. It is made again at the end."""
     for info in list(work.storage.list(work.prefix)):
-        if info.key.endswith((f".eval{layout.DASHBOARD_SUFFIX}", f".eval{layout.ZIP_SUFFIX}")):
+        if layout.is_derived(info.key):
             work.storage.delete(info.key)
 
 
@@ -306,6 +306,7 @@ def _end_of(
     category = category_of(ending)
     cancelled = category is not None and (interrupted or said.log_status in ("cancelled", "started"))
     status = "completed" if category is None else "cancelled" if cancelled else "failed"
+    why = "interrupted" if category is None or cancelled else summary_of(ending, category)
     kept = [sample for sample in before.finished if found is not None and sample[:3] == found.identity]
     return AttemptDone(
         fleet_id=work.manifest.fleet_id,
@@ -317,7 +318,7 @@ def _end_of(
         status=status,
         ended=not cancelled,
         failure_category=category,
-        error_summary=_summary(job, status, ending, category, summary_of),
+        error_summary=None if status == "completed" else f"{job.name} with {job.model}: {why}",
         duration_s=duration_s,
         samples=said.samples,
         kept=len(kept),
@@ -326,13 +327,6 @@ def _end_of(
         log_name=found.key.rsplit("/", 1)[-1] if found is not None else None,
         digest=said.digest,
     )
-
-
-def _summary(job: JobSpec, status: str, ending: Any, category: Any, summary_of: Any) -> str | None:
-    if status == "completed":
-        return None
-    text = "interrupted" if status == "cancelled" else summary_of(ending, category)
-    return f"{job.name} with {job.model}: {text}"
 
 
 def _conclude(work: Work, job: JobSpec, end: AttemptDone, directory: set[str]) -> None:

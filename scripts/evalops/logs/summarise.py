@@ -67,8 +67,7 @@ def summarise(work: Work, directory: Directory, chosen: Sequence[Chosen]) -> lis
 
 def derived(directory: Directory) -> list[str]:
     """The keys of all files that summarising made: what has to go before Inspect's `eval_set` may use the directory."""
-    suffixes = (f".eval{layout.DASHBOARD_SUFFIX}", f".eval{layout.ZIP_SUFFIX}")
-    return [key for key in directory.others if key.endswith(suffixes)]
+    return [key for key in directory.others if layout.is_derived(key)]
 
 
 def _one(work: Work, directory: Directory, one: Chosen) -> Result:

@@ -150,6 +150,12 @@ ZIP_SUFFIX = ".zip"
 REPLACED_SUFFIX = ".replaced.json"
 """What stands beside `<log>.eval`: the dashboard's file, the download, and a dashboard file that another run's has replaced."""
 
+
+def is_derived(key: str) -> bool:
+    """Whether `summarize` has made it from the log that it stands beside, and would make it again."""
+    return key.endswith((f".eval{DASHBOARD_SUFFIX}", f".eval{ZIP_SUFFIX}"))
+
+
 ENVIRONMENTS = ("stage", "prod")
 """Where logs are promoted to."""
 
