@@ -113,8 +113,15 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 def run(command: list[str], in_group: bool) -> int:
     """Run the command as a child, pass on signals, reap orphans as PID 1 must; its exit status, 128+N for signal N."""
     group = grp.getgrnam(GROUP).gr_gid if in_group else None
-    # A shell in the background starts us with SIGINT ignored, and the command would never see Ctrl-C.
-    child = subprocess.Popen(command, group=group, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    passed_on = {signal.SIGTERM, signal.SIGINT}
+
+    def like_a_shell() -> None:
+        # A shell in the background starts us with SIGINT ignored, and the command would never see Ctrl-C.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # what comes before there is a child to tell waits for it
+    child = subprocess.Popen(command, group=group, preexec_fn=like_a_shell)
     told = []
 
     def on_term(*_: object) -> None:
@@ -123,6 +130,7 @@ def run(command: list[str], in_group: bool) -> int:
 
     signal.signal(signal.SIGTERM, on_term)
     signal.signal(signal.SIGINT, lambda *_: child.send_signal(signal.SIGINT) if not sys.stdin.isatty() else None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
     while True:
         pid, status = os.wait()
         if pid == child.pid:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from evalops.code import Tree, git, shown
 from evalops.ui import fail, note
+from evalworker.environment import find_uv
 
 WORKER_PACKAGES = ("boto3", "inspect-ai", "pydantic")
 """What `evalworker` imports; the versions it can do with stand in our own metadata."""
@@ -121,10 +122,10 @@ def _without_paths(requirements: str) -> str:
 
 def _uv(*words: str, folder: Path, doing: str) -> str:
     """What uv prints; ends with one sentence when it refuses."""
-    try:
-        answer = subprocess.run(["uv", *words, "--quiet"], cwd=folder, capture_output=True, text=True, timeout=600)
-    except FileNotFoundError:
+    if (uv := find_uv()) is None:
         fail(f"{doing}: uv is not installed (https://docs.astral.sh/uv)")
+    try:
+        answer = subprocess.run([uv, *words, "--quiet"], cwd=folder, capture_output=True, text=True, timeout=600)
     except subprocess.TimeoutExpired:
         fail(f"{doing}: uv took longer than ten minutes")
     if answer.returncode != 0:

@@ -4,6 +4,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from evalworker.environment import find_uv
+
 CACHE = Path(__file__).parent.parent / ".cache" / "inspect"
 
 MAKE = """
@@ -36,7 +38,7 @@ def python_of(version: str) -> Path:
     if not done.exists():
         # What the version itself would have met: newer releases of its dependencies break it.
         words = [
-            "uv",
+            find_uv() or "uv",
             "pip",
             "install",
             "--quiet",
@@ -45,7 +47,7 @@ def python_of(version: str) -> Path:
             f"inspect-ai=={version}",
             *_BESIDE.get(version, []),
         ]
-        subprocess.run(["uv", "venv", "--quiet", "--clear", "--python", "3.11", str(folder)], check=True)
+        subprocess.run([find_uv() or "uv", "venv", "--quiet", "--clear", "--python", "3.11", str(folder)], check=True)
         subprocess.run(words, check=True)
         done.touch()
     return python

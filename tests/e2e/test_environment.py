@@ -12,6 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
 from fleets import Fleet, check, run
 
+from evalworker.environment import find_uv
+
 TASK = """
 import json, sys
 import {module} as wanted
@@ -53,7 +55,7 @@ def test_the_lock_decides(tmp_path: Path) -> None:
     (folder / "pyproject.toml").write_text(project)
     (folder / ".gitignore").write_text("logs/\n")
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
-    subprocess.run(["uv", "lock", "--quiet"], cwd=folder, check=True)
+    subprocess.run([find_uv() or "uv", "lock", "--quiet"], cwd=folder, check=True)
     words = ("task.py", "--model", "scripted/good", "--ship-code", "--max-workers", "2")
     found = facts(run(folder, *words, INSPECT_FLEET_CACHE=str(cache)))
     assert found["version"] == "2.0.0"

@@ -11,6 +11,7 @@ import pytest
 from terraform_bench import ROOT, copied, provider_environment
 
 from evalops.infra.estate import Estate
+from evalworker.environment import find_uv
 
 CONFIGURATION = ROOT / "terraform"
 CHECKOV = "checkov==3.3.30"
@@ -113,8 +114,11 @@ def checkov() -> str:
     home = ROOT / "tests" / ".cache" / "checkov"
     program = home / "bin" / "checkov"
     if not program.exists():
-        subprocess.run(["uv", "venv", "--quiet", "--clear", "--python", sys.executable, str(home)], check=True)
         subprocess.run(
-            ["uv", "pip", "install", "--quiet", "--python", str(home / "bin" / "python"), CHECKOV], check=True
+            [find_uv() or "uv", "venv", "--quiet", "--clear", "--python", sys.executable, str(home)], check=True
+        )
+        subprocess.run(
+            [find_uv() or "uv", "pip", "install", "--quiet", "--python", str(home / "bin" / "python"), CHECKOV],
+            check=True,
         )
     return str(program)

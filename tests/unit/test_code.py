@@ -15,6 +15,7 @@ from evalworker.code import CodeError, extract, import_path, root_of
 from evalworker.contract import layout
 from evalworker.contract.documents import Manifest
 from evalworker.contract.wire import now
+from evalworker.environment import find_uv
 from evalworker.storage import LocalStorage
 
 BEGIN = "-----BEGIN PRIVATE KEY-----"
@@ -198,6 +199,13 @@ def manifest(digest: str | None, submit_dir: str, root: str | None = None) -> Ma
     return Manifest(**fields, models=[], submit_dir=submit_dir, code=digest, code_root=root, python_path=["src"])
 
 
+@pytest.fixture(params=["with tarfile's own filter", "as before Python 3.11.4"])
+def either_python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "as before Python 3.11.4":
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+
+
+@pytest.mark.usefixtures("either_python")
 def test_what_was_packed_arrives_once(repo: Path, tmp_path: Path) -> None:
     names = ["spaces in names/ü ñ.py", "日本/task.py", "src/pkg/__init__.py"]
     write(repo, **dict.fromkeys(names, "content"))
@@ -239,6 +247,7 @@ def test_a_damaged_archive_is_refused(repo: Path, tmp_path: Path) -> None:
             root_of(storage, manifest(digest, "."), tmp_path / "work")
 
 
+@pytest.mark.usefixtures("either_python")
 @pytest.mark.parametrize("name", ["../escape", "/tmp/escape", "a/../../escape"])
 def test_an_archive_cannot_write_elsewhere(tmp_path: Path, name: str) -> None:
     archive = tmp_path / "evil.tar.gz"
@@ -255,6 +264,33 @@ def test_an_archive_cannot_write_elsewhere(tmp_path: Path, name: str) -> None:
     assert not Path("/tmp/escape").exists()
 
 
+@pytest.mark.usefixtures("either_python")
+@pytest.mark.parametrize("kind", [tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_an_archive_cannot_hold_special_files(tmp_path: Path, kind: bytes) -> None:
+    archive = tmp_path / "evil.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        entry = tarfile.TarInfo("pipe")
+        entry.type = kind
+        tar.addfile(entry)
+    with pytest.raises(CodeError, match="special file"):
+        extract(archive, tmp_path / "target")
+
+
+@pytest.mark.usefixtures("either_python")
+@pytest.mark.parametrize(("kind", "goal"), [("symbolic", "../out"), ("symbolic", "/etc/passwd"), ("hard", "../out")])
+def test_an_archive_cannot_link_elsewhere(tmp_path: Path, kind: str, goal: str) -> None:
+    archive = tmp_path / "evil.tar.gz"
+    (tmp_path / "out").write_text("x")
+    with tarfile.open(archive, "w:gz") as tar:
+        entry = tarfile.TarInfo("link")
+        entry.type, entry.linkname = tarfile.SYMTYPE if kind == "symbolic" else tarfile.LNKTYPE, goal
+        tar.addfile(entry)
+    with pytest.raises(CodeError):
+        extract(archive, tmp_path / "target")
+    assert not list((tmp_path / "target").iterdir())
+
+
+@pytest.mark.usefixtures("either_python")
 def test_an_archive_cannot_write_through_a_link(tmp_path: Path) -> None:
     archive = tmp_path / "evil.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
@@ -331,7 +367,7 @@ def test_require_clean(repo: Path, tmp_path: Path) -> None:
 def test_require_clean_refuses_a_stale_lock(repo: Path) -> None:
     project = '[project]\nname = "p"\nversion = "1"\nrequires-python = ">=3.11"\ndependencies = []\n'
     write(repo, **{"pyproject.toml": project})
-    subprocess.run(["uv", "lock", "--offline", "--quiet"], cwd=repo, check=True)
+    subprocess.run([find_uv() or "uv", "lock", "--offline", "--quiet"], cwd=repo, check=True)
     git(repo, "add", "-A")
     git(repo, "commit", "-qm", "two")
     assert refusal(repo) is None

@@ -6,6 +6,7 @@ directory.
 
 import gzip
 import hashlib
+import os
 import tarfile
 import tempfile
 from pathlib import Path
@@ -62,13 +63,33 @@ def _check(archive: Path, digest: str) -> None:
 
 def extract(archive: Path, target: Path) -> None:
     """Unpack a tar.gz of user code; raises CodeError for a member that would be written elsewhere or is no file."""
-    if not hasattr(tarfile, "data_filter"):
-        raise CodeError(
-            "this Python cannot unpack archives safely (tarfile.data_filter is missing): use 3.11.4 or later"
-        )
     target.mkdir(parents=True, exist_ok=True)
     try:
         with tarfile.open(archive, "r:gz") as tar:
-            tar.extractall(target, filter="data")
+            if hasattr(tarfile, "data_filter"):
+                tar.extractall(target, filter="data")
+            else:  # Python before 3.11.4, such as Debian 12's
+                for member in tar:
+                    tar.extract(_harmless(member, target.resolve()), target)
     except (tarfile.TarError, OSError, EOFError) as error:
         raise CodeError(f"the run's code cannot be unpacked: {error}") from error
+
+
+def _harmless(member: tarfile.TarInfo, target: Path) -> tarfile.TarInfo:
+    """The member as it may be unpacked below `target`, a real path; what tarfile's own filter does. Raises TarError.
+
+    Asked for one member after the other, so that a link which has been unpacked is seen.
+    """
+    member.name = member.name.lstrip("/")
+    goes = [target / member.name]
+    if member.issym() or member.islnk():
+        if Path(member.linkname).is_absolute():
+            raise tarfile.TarError(f"{member.name!r} is a link to an absolute path")
+        goes.append((goes[0].parent if member.issym() else target) / member.linkname)
+    if not all(place.resolve().is_relative_to(target) for place in goes):
+        raise tarfile.TarError(f"{member.name!r} would be outside of the directory")
+    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+        raise tarfile.TarError(f"{member.name!r} is a special file")
+    member.mode = (member.mode & 0o755) | (0o700 if member.isdir() else 0o600)
+    member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
+    return member

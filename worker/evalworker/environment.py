@@ -106,8 +106,14 @@ def _install(manifest: Manifest, root: Path, folder: Path, python: Path) -> None
         (target / "inspect_fleet_in_place.pth").write_text("\n".join(lines) + "\n")
 
 
+def find_uv() -> str | None:
+    """uv's program: the one beside this Python, on PATH, or where its own installer puts it."""
+    beside, home = str(Path(sys.executable).parent), str(Path.home() / ".local" / "bin")
+    return shutil.which("uv", path=beside) or shutil.which("uv") or shutil.which("uv", path=home)
+
+
 def _uv(*words: str, cwd: Path, **environment: str) -> None:
-    binary = shutil.which("uv") or shutil.which("uv", path=f"{Path(sys.executable).parent}:{Path.home()}/.local/bin")
+    binary = find_uv()
     if binary is None:
         raise EnvironmentFailed("the environment of the run cannot be installed: this machine has no uv")
     kept = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
