@@ -101,6 +101,8 @@ report() {
 ended() {
     say "the worker has ended: ${SERVICE_RESULT:-unknown} (${EXIT_CODE:-} ${EXIT_STATUS:-})"
     [ ! -s /var/log/cloud-init-output.log ] || tail -n 100 /var/log/cloud-init-output.log >>"$log"
+    # What the agent said last may still be in journald's queue.
+    timeout 10 journalctl --sync 2>/dev/null || true
     journalctl -b -u inspect-fleet-worker.service -o cat -n 400 --no-pager >>"$log" 2>/dev/null || true
     report || say "the end of this worker could not be reported"
 }
