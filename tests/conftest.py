@@ -5,9 +5,11 @@ With INSPECT_FLEET_CALLS=DIR the record is kept there, and `tests/iam_calls.py D
 round.
 """
 
+import importlib.metadata
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,40 @@ def pytest_configure(config: pytest.Config) -> None:
     if "INSPECT_FLEET_CALLS" not in os.environ:
         os.environ["INSPECT_FLEET_CALLS"] = tempfile.mkdtemp(prefix="inspect-fleet-calls-")
     aws_calls.install(Path(os.environ["INSPECT_FLEET_CALLS"]))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def public_tasks_hidden(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Inspect does not find the public tasks of `inspect_evals`, here and in every process that a test starts.
+
+    Each process that runs an eval imports all that registers itself with Inspect, in case there is a hook in it, and the import of
+    all public tasks takes 2 s of CPU: half of what a small fleet costs. `importlib.metadata` takes the first distribution of a
+    name, so one of the same name and version without entry points stands before the real one. What is given is its directory;
+    a test that needs the tasks uses `public_tasks`.
+    """
+    folder = tmp_path_factory.mktemp("hidden")
+    version = importlib.metadata.version("inspect-evals")
+    empty = folder / f"inspect_evals-{version}.dist-info"
+    empty.mkdir()
+    (empty / "METADATA").write_text(f"Metadata-Version: 2.1\nName: inspect-evals\nVersion: {version}\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def public_tasks(public_tasks_hidden: Path) -> Iterator[None]:
+    """Inspect finds the public tasks again, here and in processes that a test starts."""
+    from inspect_ai._util.entrypoints import clear_entry_points_state
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [entry for entry in sys.path if entry != str(public_tasks_hidden)])
+        left = [entry for entry in os.environ["PYTHONPATH"].split(os.pathsep) if entry != str(public_tasks_hidden)]
+        patch.setenv("PYTHONPATH", os.pathsep.join(left))
+        clear_entry_points_state()
+        yield
+    clear_entry_points_state()
 
 
 TOGETHER = {

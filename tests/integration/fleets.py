@@ -111,6 +111,11 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     return kept | {MARK: str(folder), "AWS_EC2_METADATA_DISABLED": "true"} | more
 
 
+def python_path(*folders: Path) -> str:
+    """The value of PYTHONPATH that puts these directories before what stands there."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def prepare(folder: Path) -> Path:
     """A directory to run in, with the examples and the tasks that go wrong."""
     folder.mkdir(parents=True, exist_ok=True)
