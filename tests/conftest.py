@@ -74,12 +74,27 @@ TOGETHER = {
 """Modules that share something that is made once: one applied estate, one AMI build. In parallel, they go to one process."""
 
 
+ALONE = ("test_ec2_fleet", "test_fleet_guards", "test_faults", "test_user_code", "test_ec2_storm", "test_storm")
+"""Modules of long tests that share nothing: in parallel, each test goes to the process that is free."""
+
+FIRST = (
+    *("test_ec2_fleet", "test_fleet_guards", "test_faults", "test_docs_commands", "test_ec2_pool", "test_fleet_shards"),
+    *("test_fleet_heals", "test_log_commands", "test_fleet_failures", "test_user_code", "test_fleet", "test_fleet_s3"),
+)
+"""The modules that take longest, so that none of them is left when all others have ended."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long begins first."""
+    items.sort(key=lambda item: FIRST.index(item.path.stem) if item.path.stem in FIRST else len(FIRST))
+
+
 class Scheduling(LoadFileScheduling):
-    """By file, as `--dist loadfile`, but modules that belong together stay together, and each seed of a storm is alone."""
+    """By file, as `--dist loadfile`, but modules that belong together stay together, and long tests that share nothing are alone."""
 
     def _split_scope(self, nodeid: str) -> str:
         module = Path(nodeid.split("::")[0]).stem
-        if module.endswith("storm"):
+        if module in ALONE:
             return nodeid
         return next((group for group, modules in TOGETHER.items() if module in modules), module)
 
