@@ -333,6 +333,15 @@ def test_leaving_interrupts_what_runs_and_says_goodbye(
     assert store.exists(layout.worker_log(FLEET, "local-1"))
 
 
+def test_when_the_fleet_has_ended_no_goodbye_is_posted(agent: Agent, store: LocalStorage) -> None:
+    """Nobody reads it, and the queues of a local fleet may have gone: the worker would wait for them in vain."""
+    store.put(layout.control(FLEET), control(state="ended").to_bytes())
+    agent.leave("sigterm")
+    agent._end("sigterm")
+    assert "worker_draining" not in [read_from_worker(body).type for body in FakeQueue.made["events"].sent]
+    assert store.exists(layout.worker_log(FLEET, "local-1"))
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

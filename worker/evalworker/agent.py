@@ -34,6 +34,9 @@ LEAVE_WITHIN_S = 50.0
 AFTER_KILL_S = 5.0
 """For the attempts of killed jobs to give their messages back."""
 
+AFTER_END_S = 2.0
+"""For what is still to be posted when the fleet has ended, or when nothing of `LEAVE_WITHIN_S` is left."""
+
 PARTIAL_LOOK_S = 2.0
 """Between two looks whether a job's partial log has grown."""
 
@@ -163,9 +166,13 @@ class Agent:
             self._changed.wait_for(lambda: not self._running, AFTER_KILL_S)
         self.worker.launcher.close()
         self.worker.keeper.stop()
-        identity = {"fleet_id": self.config.fleet_id, "instance_id": self.config.instance_id, "ts": now()}
-        self._post(WorkerDraining(**identity, reason=reason, handed_over=self.worker.handed_over), urgent=True)
-        self.worker.poster.close(max(2.0, end - time.monotonic()))
+        self._read_control()
+        over = self.worker.control.state == "ended"
+        if not over:
+            identity = {"fleet_id": self.config.fleet_id, "instance_id": self.config.instance_id, "ts": now()}
+            self._post(WorkerDraining(**identity, reason=reason, handed_over=self.worker.handed_over), urgent=True)
+        # after the fleet's end nobody reads what is posted, and an embedded queue may have gone already
+        self.worker.poster.close(AFTER_END_S if over else max(AFTER_END_S, end - time.monotonic()))
         self._upload_log()
 
     def _upload_log(self) -> None:
