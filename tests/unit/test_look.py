@@ -254,6 +254,20 @@ def test_a_controller_leaves_a_document_of_its_whole_stream(tmp_path: Path) -> N
     assert {job.done.status for job in found.jobs.values() if job.done} == {"completed"}
 
 
+def test_a_worker_that_drains_is_shown_as_such(fleet: Fleet) -> None:
+    def states() -> list[str]:
+        return [worker["state"] for worker in fleet.shown()["workers"]]
+
+    fleet.step(START)
+    fleet.step(online("w1"), online("w2"))
+    fleet.control(state="running", draining={"w2": "spot"})
+    assert states() == ["online", "draining (spot)"]
+    fleet.step({"type": "worker_draining", "instance_id": "w2", "reason": "spot", "handed_over": []})
+    assert states() == ["online", "left (spot)"]
+    fleet.control(state="ended", draining={"w1": "stopped"})
+    assert states() == ["ended", "left (spot)"]
+
+
 def test_results_of_the_last_minutes_make_the_rate() -> None:
     noted = standing.Noted()
     for ago in (1000, 290, 100, 50, 0):

@@ -143,7 +143,7 @@ def _connections_line(control: Control) -> str:
 
 def _worker_row(sight: look.Sight, worker: WorkerRow) -> list[object]:
     state = _worker_state(sight, worker)
-    runs = state == "online"
+    runs = sight.control.state != "ended" and worker.state == "online"
     uptime = ui.seconds_text((now() - worker.since).total_seconds()) if runs else None
     shown = [worker.instance_id, worker.instance_type, worker.lifecycle, worker.slots, state]
     return [*shown, stamp(worker.since), uptime]
@@ -179,7 +179,12 @@ def _usd(spent: Spending) -> str:
 
 def _worker_state(sight: look.Sight, worker: WorkerRow) -> str:
     """A worker that leaves when its fleet ends sends no word of it."""
-    return "ended" if sight.control.state == "ended" and worker.state == "online" else worker.state
+    if worker.state != "online":
+        return worker.state
+    if sight.control.state == "ended":
+        return "ended"
+    reason = sight.control.draining.get(worker.instance_id)
+    return "online" if reason is None else f"draining ({reason})"
 
 
 def _job_row(job: JobState, shards: list[JobState]) -> list[object]:

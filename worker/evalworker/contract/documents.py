@@ -155,7 +155,8 @@ class Control(Wire):
     `at_once`, without letting jobs flush); `ended`. `beat` is the controller's last sign of life; `round` is the current one,
     messages of older rounds are deleted. `ct fleet stop` alone writes it from outside. `rate_limited` and `waiting_for` are what the
     controller last heard and knew, for whoever only looks; `outcome` is how the fleet ended, as in its `fleet_summary`.
-    `connections` are the shares of `fleet_connections`, `pressure` the rate-limited model calls, by worker.
+    `connections` are the shares of `fleet_connections`, `pressure` the rate-limited model calls, `draining` why workers that drain do
+    so, by worker.
     """
 
     type: Literal["control"] = "control"
@@ -173,6 +174,7 @@ class Control(Wire):
     waiting_for: str | None = None
     connections: dict[str, int] = {}
     pressure: dict[str, int] = {}
+    draining: dict[str, str] = {}
     outcome: str | None = None
 
 
