@@ -278,8 +278,8 @@ def _failures(found: Survey, events: Sequence[dict[str, Any]]) -> list[Failure]:
 def _failed_ends(events: Sequence[dict[str, Any]], jobs: Sequence[JobSpec]) -> list[dict[str, Any]]:
     """The last ends of what failed, one of each (task, model): of a task in shards a shard's, its merge's only when no shard failed."""
     whole = {shard: job.job_id for job in jobs for shard in job.merges}
-    last = {event.get("job_id"): event for event in events if event["type"] == "job_done"}
-    failed: dict[Any, dict[str, Any]] = {}
+    last = {str(event.get("job_id")): event for event in events if event["type"] == "job_done"}
+    failed: dict[str, dict[str, Any]] = {}
     for job_id, event in last.items():
         about = whole.get(job_id, job_id)
         if event.get("failure_category") and last.get(about, event).get("failure_category"):
