@@ -16,7 +16,7 @@ from evalworker.aws import Fault
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Limits, Manifest
 from evalworker.contract.failures import Category
-from evalworker.contract.messages import Hung, Job, read_from_worker
+from evalworker.contract.messages import Heartbeat, Hung, Job, read_from_worker
 from evalworker.contract.wire import now
 from evalworker.job import JobLook
 from evalworker.queues import Received
@@ -328,6 +328,9 @@ def test_leaving_interrupts_what_runs_and_says_goodbye(
     agent.leave(reason)
     agent._end(reason)
     assert FakeAttempt.made[0].interrupted == [why]
+    first = read_from_worker(FakeQueue.made["events"].sent[0])
+    assert isinstance(first, Heartbeat)
+    assert first.leaving == reason
     last = read_from_worker(FakeQueue.made["events"].sent[-1])
     assert (last.type, getattr(last, "reason", None)) == ("worker_draining", reason)
     assert store.exists(layout.worker_log(FLEET, "local-1"))

@@ -154,6 +154,8 @@ class Agent:
             attempt.interrupt(why)
             if self.worker.control.at_once and attempt.process is not None:
                 attempt.process.kill()
+        with contextlib.suppress(OSError):  # of the figures in it: to go matters more than to say so
+            self._post(self._heartbeat(reason), urgent=True)
         end = time.monotonic() + LEAVE_WITHIN_S
         with self._changed:
             self._changed.wait_for(lambda: not self._running, LEAVE_WITHIN_S)
@@ -418,7 +420,7 @@ class Agent:
         if planned != here and planned is not None and self.manifest.lock is None:
             self.worker.warn(f"{self.config.instance_id} runs Inspect {here}, the run was planned with {planned}")
 
-    def _heartbeat(self) -> Heartbeat:
+    def _heartbeat(self, leaving: str | None = None) -> Heartbeat:
         with self._changed:
             running = list(self._running.values())
             limited = sum(attempt.heard.look.rate_limited for attempt in running)
@@ -436,6 +438,7 @@ class Agent:
             refused=refused,
             waits={attempt.spec.job_id: attempt.waiting_for for attempt in running},
             hung=[hung.popleft() for _ in range(min(MOST_HUNG, len(hung)))],
+            leaving=leaving,
         )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from evalworker import containers, job, partials, publish, redact
 from evalworker.contract import layout
-from evalworker.contract.documents import JobSpec, Manifest
+from evalworker.contract.documents import JobSpec, Manifest, with_ids
 from evalworker.contract.failures import Category, retry_delay
 from evalworker.contract.messages import AttemptDone, Job, fit
 from evalworker.contract.wire import now
@@ -252,7 +252,7 @@ class Attempt:
         return job.Order(
             fleet_id=self.message.fleet_id,
             round=self.message.round,
-            spec=self.spec,
+            spec=with_ids(self.spec, self.manifest.jobs),
             attempt=self.message.attempt,
             instance_id=self.worker.config.instance_id,
             arguments=self.manifest.arguments,
