@@ -368,6 +368,7 @@ resource "aws_iam_policy" "people" {
   for_each = {
     researcher         = data.aws_iam_policy_document.researcher.json
     operator-machines  = data.aws_iam_policy_document.operator["machines"].json
+    operator-images    = data.aws_iam_policy_document.operator["images"].json
     operator-resources = data.aws_iam_policy_document.operator["resources"].json
     ci                 = data.aws_iam_policy_document.ci.json
   }

@@ -92,6 +92,39 @@ def test_missing_and_unused() -> None:
     )
 
 
+AMAZON_EBS = {
+    "AttachVolume", "AuthorizeSecurityGroupIngress", "CopyImage", "CreateImage", "CreateKeyPair", "CreateSecurityGroup",
+    "CreateSnapshot", "CreateTags", "CreateVolume", "DeleteKeyPair", "DeleteSecurityGroup", "DeleteSnapshot", "DeleteVolume",
+    "DeregisterImage", "DescribeImageAttribute", "DescribeImages", "DescribeInstances", "DescribeInstanceStatus",
+    "DescribeRegions", "DescribeSecurityGroups", "DescribeSnapshots", "DescribeSubnets", "DescribeTags", "DescribeVolumes",
+    "DetachVolume", "GetPasswordData", "ModifyImageAttribute", "ModifyInstanceAttribute", "ModifySnapshotAttribute",
+    "RegisterImage", "RunInstances", "StopInstances", "TerminateInstances",
+}  # fmt: skip
+"""What Packer's manual says that its Amazon builders need together."""
+
+NOT_OURS = {
+    "chroot and surrogate builders": {
+        "AttachVolume",
+        "CreateSnapshot",
+        "CreateVolume",
+        "DetachVolume",
+        "RegisterImage",
+    },
+    "copies and shares": {"CopyImage", "ModifySnapshotAttribute"},
+    "Windows": {"GetPasswordData"},
+}
+
+
+def test_an_operator_may_do_what_packer_is_documented_to_need() -> None:
+    ours = AMAZON_EBS - set().union(*NOT_OURS.values())
+    granted = {action.removeprefix("ec2:") for action in iam_calls.actions("operator") if action.startswith("ec2:")}
+    assert ours - granted == set()
+    assert (AMAZON_EBS - ours) & granted == set()
+    assert {call.removeprefix("ec2:") for call in iam_calls.calls("operator", by="packer")} - ours == {
+        "EnableImageDeprecation"  # modern/options.hcl: deprecate_at
+    }
+
+
 def test_a_batch_job_may_ask_where_its_bucket_is() -> None:
     """Inspect's `eval_set` on S3 makes its log directory first, which fails where neither of s3fs's two questions is answered."""
     assert "s3:GetBucketLocation" in iam_calls.actions("batch_job") - iam_calls.actions("worker")

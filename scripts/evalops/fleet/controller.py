@@ -10,7 +10,7 @@ import time
 
 from evalops.fleet import guards, job_ends
 from evalops.fleet.dispatch import Dispatch
-from evalops.fleet.ending import STOPPED, Ending
+from evalops.fleet.ending import STOPPED, FleetEnding
 from evalops.fleet.fleet import Fleet, Left
 from evalops.fleet.guards import Verdict
 from evalops.fleet.heartbeat import BEAT_S, Heartbeat
@@ -42,7 +42,7 @@ class Controller:
         self.inbox = Inbox(fleet)
         self.dispatch = Dispatch(fleet, self.inbox)
         self.heartbeat = Heartbeat(fleet)
-        self.ending = Ending(fleet, self.heartbeat, self.inbox)
+        self.ending = FleetEnding(fleet, self.heartbeat, self.inbox)
         self.staff = Staff(fleet, self.ending)
 
     def run(self) -> Verdict:

@@ -42,7 +42,7 @@ STOPPED = Verdict("stopped", "stopped by `ct fleet stop`")
 HANDING_OVER = "stopping: workers hand over what they have (again to end them at once)"
 
 
-class Ending:
+class FleetEnding:
     """The end of one fleet.
 
     Attributes:

@@ -15,7 +15,7 @@ from evalworker.contract.events import Event
 from evalworker.contract.failures import Category
 from evalworker.contract.messages import AttemptDone, Hung
 
-Ending = Literal["complete", "failures", "stopped", "cancelled", "left"]
+FleetOutcome = Literal["complete", "failures", "stopped", "cancelled", "left"]
 
 BUDGET_MARKS = (50, 80, 100)
 """Percent of a budget at which an event says so."""
@@ -31,7 +31,7 @@ ENOUGH_JOBS = 10
 class Verdict:
     """How the fleet ended. `reason` is one sentence where something other than the jobs ended it."""
 
-    ending: Ending
+    ending: FleetOutcome
     reason: str | None = None
 
 
