@@ -316,6 +316,8 @@ class Attempt:
     def _looked(self, look: job.JobLook) -> None:
         """Keep what the job is in; a sample that is newly hung, or newly ended for it, is told at once."""
         self.heard.look = look
+        if look.moved:
+            self.worker.moved.set()
         for hung in look.hung:
             identity = (repr(hung.sample_id), hung.epoch, hung.ended)
             if identity not in self.heard.hung:

@@ -108,7 +108,7 @@ class Controller:
         """Turn one message into events."""
         fleet, at = self.fleet, time.monotonic()
         fleet.roster.heard(message.instance_id, at)
-        if not isinstance(message, Alive | Warning_):
+        if message.moved if isinstance(message, Alive) else not isinstance(message, Warning_):
             fleet.watch.happened(at)
         if isinstance(message, SampleDone):
             self._write(fleet.ledger.sample(message))

@@ -157,7 +157,7 @@ class Stall:
     """Notices that nothing happens. Times are seconds of one monotonic clock, passed in.
 
     Attributes:
-        since: when something last happened: a result, an end, a worker that came or went, an attempt that was sent.
+        since: when something last happened: a result, an end, a sample that got on, a worker that came or went, an attempt that was sent.
         told: whether this silence has been told.
     """
 

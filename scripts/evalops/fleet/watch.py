@@ -35,7 +35,7 @@ class Watch:
             self._budget.replay(event)
 
     def happened(self, at: float) -> None:
-        """A result, an end, a worker that came or went, an attempt that was sent."""
+        """A result, an end, a sample that got on, a worker that came or went, an attempt that was sent."""
         self._stall.happened(at)
 
     def heard(self, beat: Heartbeat) -> list[Event]:
