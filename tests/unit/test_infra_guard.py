@@ -154,7 +154,7 @@ def test_remaining_logs_and_emptying() -> None:
     s3.create_bucket(Bucket="our-logs")
     s3.put_bucket_versioning(Bucket="our-logs", VersioningConfiguration={"Status": "Enabled"})
     store = open_storage("s3://our-logs")
-    for key in ("lanes/lane-01.json", "code/a.tar.gz", "worker/b.whl"):
+    for key in ("lanes/lane-01.json", "code/a.tar.gz", "worker/b.whl", layout.PUBLISH_LOCK, layout.timing("t", "m/x")):
         store.put(key, b"x")
     assert guard.remaining_logs(store) == []
     for key in ("notes.txt", "logs/prod/a/b.eval", f"{FLEET}/manifest.json", f"{FLEET}/control.json"):
@@ -162,7 +162,7 @@ def test_remaining_logs_and_emptying() -> None:
     assert sorted(guard.remaining_logs(store)) == [f"{FLEET}/", "logs/", "notes.txt"]
     store.put("notes.txt", b"y")
     store.delete("logs/prod/a/b.eval")
-    assert guard.empty_bucket(s3, "our-logs", print) == 9
+    assert guard.empty_bucket(s3, "our-logs", print) == 11
     s3.delete_bucket(Bucket="our-logs")  # refuses while a version is left
 
 
