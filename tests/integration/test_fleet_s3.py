@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from emulators import REGION, Emulator
-from fleets import PATIENCE_S, Fleet, check, ended, environment, prepare, run, started
+from fleets import PATIENCE_S, Fleet, call, check, ended, environment, prepare, run, started
 from inspect_ai.log import read_eval_log, read_eval_log_sample_summaries
 
 from evalops.fleet import look
@@ -136,14 +136,7 @@ def test_expired_credentials_leave_the_fleet_alive(ministack: Emulator, tmp_path
         assert "the AWS credentials have expired" in err
         assert f"ct fleet attach {fleet_id}" in err
         guarded.rule = lambda service, operation, body: None
-        attached = subprocess.run(
-            [sys.executable, "-m", "evalops", "ct", "fleet", "attach", fleet_id],
-            cwd=folder,
-            env=environment(folder, **aws),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-        )
+        attached = call(folder, "ct", "fleet", "attach", fleet_id, **aws)
     assert attached.returncode == 0, attached.stderr
     fleet = ended(folder, attached.returncode, attached.stdout, attached.stderr)
     fleet.root = folder / "nowhere"

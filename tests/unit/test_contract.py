@@ -173,7 +173,11 @@ def test_many_scorers_and_deep_values_still_fit(count: int) -> None:
         uuid="u",
         status="completed",
         scores={
-            f"scorer-{n}": {"value": {"a" * 300: list(range(300))}, "explanation": "🙂" * 3000} for n in range(count)
+            f"scorer-{n}": {
+                "value": {"a" * 300: list(range(min(300, 60_000 // count)))},
+                "explanation": "🙂" * min(3000, 300_000 // count),
+            }
+            for n in range(count)
         },
         model_usage={f"model-{n}": {"total_tokens": n} for n in range(count)},
     )
