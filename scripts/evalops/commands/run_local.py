@@ -16,7 +16,7 @@ from evalops.inspect_options import (
     suppose,
     typed_arguments,
 )
-from evalops.logs import local_run, places
+from evalops.logs import local_run, places, rows
 from evalops.logs.metadata import Models
 from evalops.logs.survey import document, survey
 from evalops.settings import settings
@@ -134,5 +134,6 @@ def _all_well(place: places.Place, submission: local_run.Submission) -> bool:
     """What the stored logs say: an interrupted eval_set returns success."""
     seen = survey(place, Models().price)
     ui.note(seen.headline)
-    good = {(row.task.rsplit("/", 1)[-1], row.model) for row in seen.rows if row.state == "success"}
-    return all((job.name.rsplit("/", 1)[-1], job.model) in good for job in submission.jobs)
+    good = {row.log for row in seen.rows if row.state == "success"}
+    done = [one.log.facts for one in seen.chosen if one.log.info.key in good]
+    return all(any(rows.fits(job, facts) for facts in done) for job in submission.jobs)

@@ -115,16 +115,16 @@ def print_survey(found: Survey) -> None:
         return
     several = {(row.task, row.model) for row in found.rows}
     show_args = len(several) < len(found.rows)
-    ui.table(_COLUMNS, [_cells(row, show_args) for row in found.rows], right=_NUMBERS)
+    ui.table(_COLUMNS, [_cells(row, found.rows, show_args) for row in found.rows], right=_NUMBERS)
 
 
-def _cells(row: rows.Row, show_args: bool) -> tuple[Any, ...]:
+def _cells(row: rows.Row, all_rows: list[rows.Row], show_args: bool) -> tuple[Any, ...]:
     arguments = " ".join(f"{name}={value}" for name, value in row.args.items()) if show_args else ""
     age = (
         None if row.age_s is None else rows.ago(datetime.fromtimestamp(0, UTC), datetime.fromtimestamp(row.age_s, UTC))
     )
     return (
-        f"{row.task} {arguments}".strip(),
+        " ".join(filter(None, (row.task, rows.file_beside(row, all_rows), arguments))),
         row.model,
         row.state,
         row.completed,
