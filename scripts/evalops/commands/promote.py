@@ -29,7 +29,7 @@ def promote(run_id: str, environment: str, with_logs: bool, replace: bool, dry_r
         moves, problems = plan(place, environment, with_logs=with_logs)
         blocked = [move for move in moves if move.instead_of and not replace]
         going = [move for move in moves if move not in blocked]
-        for problem in problems:
+        for problem in map(str, problems):
             ui.note(problem)
         for move in blocked:
             ui.note(
