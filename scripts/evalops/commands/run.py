@@ -293,6 +293,7 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
     if request.guards.budget_usd is not None:
         preflight.check_prices((spec.model for spec in jobs), arguments)
     storage = storage or preflight.open_root(surroundings)
+    preflight.live_folder()
     if machines is not None and target.estate is not None:
         from evalops.ec2 import preflight as ec2_preflight
 
