@@ -21,7 +21,7 @@ from typing import Any, Literal
 from evalworker import containers, preload_settings, redact
 from evalworker.contract.documents import JobSpec
 from evalworker.contract.failures import EXIT_CONFIG
-from evalworker.contract.ids import sample_key, sandbox_tag
+from evalworker.contract.ids import sample_key
 from evalworker.contract.jsonio import portable
 from evalworker.contract.messages import Hung, SampleCounts, SampleDone, fit
 from evalworker.contract.wire import Part
@@ -297,9 +297,7 @@ def _run(order: Order, line: AgentLine) -> tuple[JobEnd, int]:
             streaming.on_sample = connections.apply  # Inspect makes a model's limiter with its first call
             line.follow("connections", connections.change)
         streamer.start(streaming)
-        inspect_internals.name_sandbox_projects(
-            sandbox_tag(order.fleet_id, spec.job_id), log_dir.with_name(containers.RECORD)
-        )
+        inspect_internals.name_sandbox_projects(spec.job_id, log_dir.with_name(containers.RECORD))
         from inspect_ai import eval_set
 
         with Lookout(streaming, tell, order.hung_after_s, order.on_hung), line.interruptible():

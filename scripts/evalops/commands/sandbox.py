@@ -113,10 +113,7 @@ def _images(tasks: tuple[str, ...], task_names: tuple[str, ...], task_args: tupl
 @dry_run_option
 @json_option
 def cleanup(run_id: str | None, dry_run: bool, as_json_: bool) -> None:
-    """Remove the sandboxes (containers, networks, volumes) that jobs left behind, no others: while none of these jobs runs.
-
-    A worker removes its own jobs' by itself. This is for after a power cut, or when worker and job were killed together.
-    """
+    """Remove the containers, networks and volumes that jobs left behind: those with this toolkit's label, no others."""
     try:
         found = leftovers.find(run_id)
         if not dry_run:

@@ -11,14 +11,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from evalworker import containers
 from evalworker.processes import alive, signal_name
 
 STOP_S = 55.0
@@ -231,14 +229,7 @@ class LocalPool(Pool):
             found.append(Lost(name, "ended" if status == 0 else reason, lines))
             if status == 0:
                 self._tidy(name)
-            else:  # its jobs went with it; Docker may be slow, and the fleet goes on meanwhile
-                threading.Thread(target=self._remove_sandboxes, args=(name,), name=f"sandboxes of {name}").start()
         return found
-
-    def _remove_sandboxes(self, name: str) -> None:
-        """What the jobs of a lost worker left in Docker: nobody starts in its directory again, who would do it."""
-        with (self._folder / name / "agent.out").open("a", encoding="utf-8") as said:
-            containers.clean_up_after(self._folder / name, lambda line: said.writelines((line, "\n")))
 
     def _tidy(self, name: str) -> None:
         shutil.rmtree(self._folder / name, ignore_errors=True)

@@ -61,14 +61,6 @@ def job_id(
     return hashlib.sha256(canonical(identity).encode("ascii")).hexdigest()[:16]
 
 
-def sandbox_tag(run_id: str, job_id: str = "") -> str:
-    """What the Compose projects of a job's sandboxes have in their names: 16 hex digits of the job, then 8 of the run.
-
-    Without a job the run's part alone: a job's id is the same in all runs of its task, so it alone does not say whose sandbox one is.
-    """
-    return job_id + hashlib.sha256(run_id.encode("utf-8")).hexdigest()[:8]
-
-
 def task_file(path: str | None) -> str:
     """What of a task's file is the same wherever its run is: the path below the submit directory, or else the name alone.
 
