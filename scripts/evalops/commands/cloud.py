@@ -250,7 +250,7 @@ def _row(one: amis_.Image, used: list[str]) -> dict[str, Any]:
 @click.option(
     "--unfinished-after",
     type=click.FloatRange(0),
-    default=180,
+    default=leftovers.UNFINISHED_AFTER // timedelta(minutes=1),
     show_default=True,
     help="Minutes after which a build cannot be running any more.",
 )

@@ -92,7 +92,7 @@ def machine_options(command: Any) -> Any:
 @click.option("--require-clean", is_flag=True, help="Refuse uncommitted changes, and dependencies without a lock.")
 @click.option("--ship-code", is_flag=True, help="Pack the code for local workers too, as for other machines.")
 @click.option("--estimate", is_flag=True, help="Print jobs, samples and workers, and stop.")
-@click.option("--yes", is_flag=True, help="Answer yes to whatever would be asked.")
+@click.option("--yes", is_flag=True, help="For scripts; nothing is asked so far.")
 @click.option(
     "--deadline", type=Duration(), default="12h", show_default=True, help="When the fleet ends whatever happens."
 )
