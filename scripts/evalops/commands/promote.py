@@ -3,14 +3,15 @@
 import click
 
 from evalops import ui
-from evalops.commands.options import check_run_id, dry_run_option, json_option, refused
+from evalops.commands.options import dry_run_option, json_option, refused
+from evalops.commands.params import RunId
 from evalops.logs import places
 from evalops.logs.promote import Move, PromoteError, Step, carry_out, plan
 from evalworker.contract import layout
 
 
 @click.command()
-@click.option("--run-id", required=True, callback=check_run_id, help="The run whose files are promoted.")
+@click.option("--run-id", required=True, type=RunId(), help="The run whose files are promoted.")
 @click.option(
     "--to", "environment", type=click.Choice(layout.ENVIRONMENTS), default="stage", show_default=True, help="Where to."
 )

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from evalops import shipping, ui
-from evalops.commands.options import check_run_id, refused
+from evalops.commands.options import refused
+from evalops.commands.params import RunId
 from evalops.commands.planning import plan_jobs
 from evalops.inspect_options import (
     InspectCommand,
@@ -28,7 +29,7 @@ from evalworker.storage import Storage
 
 
 @click.command(name="local", cls=InspectCommand, in_process=True)
-@click.option("--run-id", callback=check_run_id, help="Retry this run, wherever it failed: what is finished is kept.")
+@click.option("--run-id", type=RunId(), help="Retry this run, wherever it failed: what is finished is kept.")
 @click.option("--force", is_flag=True, help="Retry although tasks, models or Inspect's version differ from the run's.")
 @click.option("--json", "as_json_", is_flag=True, help="Print the run's id and directory as one line of JSON.")
 @click.pass_context

@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from evalops import ui
-from evalops.commands.options import check_run_id, json_option, model_metadata_option, refused
+from evalops.commands.options import json_option, model_metadata_option, refused
+from evalops.commands.params import RunId
 from evalops.logs import places, rows, runs
 from evalops.logs.metadata import Models
 from evalops.logs.survey import Survey, as_json, survey
@@ -37,7 +38,7 @@ def status() -> None:
 
 
 @status.command()
-@click.option("--run-id", required=True, callback=check_run_id, help="The run to look at.")
+@click.option("--run-id", required=True, type=RunId(), help="The run to look at.")
 @click.option(
     "--watch", type=click.FloatRange(min=1), is_flag=False, flag_value=5.0, help="Look again every N seconds."
 )
