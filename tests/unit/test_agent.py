@@ -155,7 +155,7 @@ def agent(store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def received(job: str, receipt: str, *, fleet: str = FLEET, round_: int = 2, attempt: int = 1) -> Received:
-    return Received(Job(fleet_id=fleet, round=round_, job_id=job, attempt=attempt).to_json(), receipt, "m", 1)
+    return Received(Job(fleet_id=fleet, round=round_, job_id=job, attempt=attempt).to_json(), receipt, 1)
 
 
 def jobs_queue() -> FakeQueue:
@@ -258,7 +258,7 @@ def test_a_worker_made_of_old_code_leaves_when_a_round_brings_new_code(agent: Ag
 
 
 def test_an_unreadable_message_stays_for_the_dead_letters_and_is_reported(agent: Agent) -> None:
-    agent._begin(Received("{not json", "r", "m", 1))
+    agent._begin(Received("{not json", "r", 1))
     assert jobs_queue().deleted == []
     until(lambda: FakeQueue.made["events"].sent, "the warning is sent")
     (warning,) = map(read_from_worker, FakeQueue.made["events"].sent)
@@ -284,7 +284,7 @@ def test_a_message_that_comes_while_the_agent_leaves_goes_back_at_once(agent: Ag
 def test_a_job_that_failed_on_this_machine_is_left_to_others_for_a_moment(agent: Agent) -> None:
     def come(avoid: str, times: int) -> Received:
         job = Job(fleet_id=FLEET, round=2, job_id=JOBS[0], attempt=2, avoid=avoid)
-        return Received(job.to_json(), f"{avoid} {times}", "m", times)
+        return Received(job.to_json(), f"{avoid} {times}", times)
 
     agent.manifest = agent.manifest.model_copy(update={"backend": "ec2"})
     agent._begin(come("local-1", 1))
@@ -297,7 +297,7 @@ def test_a_job_that_failed_on_this_machine_is_left_to_others_for_a_moment(agent:
 
 def test_workers_of_one_machine_take_what_failed_there_at_once(agent: Agent) -> None:
     job = Job(fleet_id=FLEET, round=2, job_id=JOBS[0], attempt=2, avoid="local-1")
-    agent._begin(Received(job.to_json(), "r", "m", 1))
+    agent._begin(Received(job.to_json(), "r", 1))
     assert len(FakeAttempt.made) == 1
 
 

@@ -48,7 +48,7 @@ class FakeQueue:
 
     def receive(self, max_messages: int = 1, wait_s: int = 20) -> list[Received]:
         taken, self.put = self.put[:max_messages], self.put[max_messages:]
-        return [Received(body, f"receipt of {body}", "m", 20) for body in taken]
+        return [Received(body, f"receipt of {body}", 20) for body in taken]
 
     def delete(self, receipts: list[str]) -> set[str]:
         if self.failures:
@@ -401,7 +401,7 @@ def test_ends_that_were_held_back_are_not_left_in_the_lane(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     early = completed(log="the log", digest="of a sample that has not been heard of")
-    monkeypatch.setattr(Direct, "take", lambda *_: ([Received(early, "held", "m", 1)], False))
+    monkeypatch.setattr(Direct, "take", lambda *_: ([Received(early, "held", 1)], False))
     controller.inbox.receive(controller.apply)
     assert controller.fleet.ledger.jobs[JOB].status == "open"
     controller.inbox.discard()

@@ -10,6 +10,7 @@ import boto3
 import pytest
 from moto import mock_aws
 
+from evalops.fleet import lanes
 from evalops.infra import guard, secrets
 from evalops.infra.estate import REMOVAL, Estate, LaneQueues, Workers, read_estate, sync_lanes
 from evalops.ui import Failure
@@ -146,6 +147,25 @@ def test_an_owner_past_its_deadline_still_holds_the_lane(store: Storage) -> None
     late = own(store, "lane-01").model_copy(update={"until": now() - timedelta(days=1)})
     store.put(layout.lane("lane-01"), late.to_bytes())
     assert guard.owned(store, ["lane-01", "lane-09"]) == [late]
+
+
+def test_a_fenced_lane_that_is_there_after_an_apply_is_free_again(store: Storage) -> None:
+    """Its queues were replaced, or the apply was killed and the change taken back: nobody else would ever give it back."""
+    sync_lanes(store, estate(2).lane_records())
+    guard.fence(store, ["lane-01", "lane-02"])
+    until = now() + timedelta(hours=1)
+    with pytest.raises(lanes.NoLane, match=REMOVAL):
+        lanes.take(store, FLEET, "ada", until)
+    replaced = [lane.model_copy(update={"jobs": f"new/{lane.name}"}) for lane in estate(2).lane_records()]
+    assert sync_lanes(store, replaced) == ["freed lane-01", "freed lane-02"]
+    assert [read(store, lane.name) for lane in replaced] == replaced
+    assert lanes.take(store, FLEET, "ada", until).jobs == "new/lane-01"
+
+
+def test_a_record_that_cannot_be_read_is_said_and_the_others_are_made(store: Storage) -> None:
+    store.put(layout.lane("lane-01"), b"{")
+    line, made = sync_lanes(store, estate(2).lane_records())
+    assert "lane-01.json cannot be read" in line and made == "recorded lane-02"
 
 
 @pytest.mark.usefixtures("cloud")

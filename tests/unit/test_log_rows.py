@@ -118,6 +118,18 @@ def test_two_jobs_of_one_task_take_the_logs_of_their_own_arguments():
     assert [(row.args.get("n"), row.state) for row in found] == [(1, "success"), (2, "success"), (3, "waiting")]
 
 
+def test_two_tasks_of_one_name_take_the_logs_of_their_own_files():
+    logs = [
+        Chosen(_listed("a.eval", identity="1", file="v/f.py", status="error")),
+        Chosen(_listed("b.eval", identity="2", file="f.py")),
+    ]
+    jobs = [rows.Job(_job().spec.model_copy(update={"task": f"{name}.py@t"})) for name in ("f", "v/f", "third")]
+    found = rows.rows(logs, _around(planned=jobs), lambda model: None)
+    seen = [(row.file, row.state, rows.file_beside(row, found)) for row in found]
+    assert seen == [("f.py", "success", "f.py"), ("third.py", "waiting", "third.py"), ("v/f.py", "error", "v/f.py")]
+    assert rows.fits(jobs[0].spec, _listed(file="").facts), "an old log, or one of a package, does not say"
+
+
 def test_jobs_that_ended_without_a_log_and_jobs_that_run():
     jobs = [
         rows.Job(_job().spec, ended="failed: oom"),

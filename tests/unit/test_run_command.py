@@ -185,3 +185,23 @@ def test_a_new_run_takes_what_the_estate_has() -> None:
     found = wanted(None)
     assert (found.markets, found.on_demand_base, found.workers) == (["spot", "on-demand"], 0, 2)
     assert (found.instance_types, found.image, found.images) == ((), None, {})
+
+
+@pytest.mark.parametrize("command", ["detach", "attach"])
+def test_a_directory_that_cannot_hold_the_live_events_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Before a lane is taken: the root may be a bucket, and the current directory somebody else's."""
+    (tmp_path / "logs").write_text("no directory")
+    monkeypatch.chdir(tmp_path)
+    manifest = Manifest(
+        fleet_id="2026-11-29-14-05-33-1a2b3c4d", created=now(), backend="local", jobs=[], arguments={}, models=[],
+        submit_dir=".",
+    )  # fmt: skip
+    monkeypatch.setattr(fleet.preflight, "open_root", lambda _: LocalStorage(tmp_path / "root"))
+    monkeypatch.setattr(fleet.preflight, "read_manifest", lambda *_: manifest)
+    with pytest.raises(Failure, match=r"logs/fleet cannot be written .*: start from a directory of yours"):
+        if command == "detach":
+            detach.detach()
+        else:
+            fleet.attach.callback(manifest.fleet_id, None, False)  # type: ignore[misc]

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import click
 
+from evalops.fleet import preflight
 from evalops.ui import emit_json
 
 
 def detach() -> None:
     """Start the same command in a session of its own, pass on its launch record, and leave it running."""
     words = ["--json" if word == "--detach" else word for word in sys.argv[1:]]
-    folder = Path("logs", "fleet")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = preflight.live_folder()
     with tempfile.NamedTemporaryFile(dir=folder, prefix="detached-", suffix=".log", delete=False) as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "evalops", Path(sys.argv[0]).name, *words],

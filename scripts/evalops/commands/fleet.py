@@ -255,6 +255,7 @@ def attach(fleet_id: str, max_workers: int | None, json_output: bool) -> None:
     surroundings = settings()
     storage = preflight.open_root(surroundings)
     manifest = preflight.read_manifest(storage, surroundings, fleet_id)
+    preflight.live_folder()
     controller = takeover.attach(surroundings, storage, Request(workers=max_workers, quiet=json_output), manifest)
     follow(controller, surroundings, json_output=json_output)
 
@@ -271,6 +272,7 @@ def stop(fleet_id: str, at_once: bool, json_output: bool) -> None:
     if control.state != "ended":
         if controller_gone(control):
             manifest = preflight.read_manifest(storage, surroundings, fleet_id)
+            preflight.live_folder()
             verdict = takeover.attach(surroundings, storage, Request(quiet=True), manifest).run()
             if verdict.ending == "left":
                 ui.fail(f"the fleet {fleet_id} has not been stopped: {verdict.reason}", ui.EXIT_LEFT_RUNNING)

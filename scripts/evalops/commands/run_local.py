@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from evalops import shipping, ui
-from evalops.commands.options import check_run_id, refused
+from evalops.commands.options import refused
+from evalops.commands.params import RunId
 from evalops.commands.planning import plan_jobs
 from evalops.inspect_options import (
     InspectCommand,
@@ -16,7 +17,7 @@ from evalops.inspect_options import (
     suppose,
     typed_arguments,
 )
-from evalops.logs import local_run, places
+from evalops.logs import local_run, places, rows
 from evalops.logs.metadata import Models
 from evalops.logs.survey import document, survey
 from evalops.settings import settings
@@ -28,7 +29,7 @@ from evalworker.storage import Storage
 
 
 @click.command(name="local", cls=InspectCommand, in_process=True)
-@click.option("--run-id", callback=check_run_id, help="Retry this run, wherever it failed: what is finished is kept.")
+@click.option("--run-id", type=RunId(), help="Retry this run, wherever it failed: what is finished is kept.")
 @click.option("--force", is_flag=True, help="Retry although tasks, models or Inspect's version differ from the run's.")
 @click.option("--json", "as_json_", is_flag=True, help="Print the run's id and directory as one line of JSON.")
 @click.pass_context
@@ -134,5 +135,6 @@ def _all_well(place: places.Place, submission: local_run.Submission) -> bool:
     """What the stored logs say: an interrupted eval_set returns success."""
     seen = survey(place, Models().price)
     ui.note(seen.headline)
-    good = {(row.task.rsplit("/", 1)[-1], row.model) for row in seen.rows if row.state == "success"}
-    return all((job.name.rsplit("/", 1)[-1], job.model) in good for job in submission.jobs)
+    good = {row.log for row in seen.rows if row.state == "success"}
+    done = [one.log.facts for one in seen.chosen if one.log.info.key in good]
+    return all(any(rows.fits(job, facts) for facts in done) for job in submission.jobs)

@@ -3,7 +3,9 @@
 Called by the commands, in the order in which things are needed. What only EC2 needs is checked by `evalops.ec2.preflight`.
 """
 
+import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from evalops.fleet import lanes
@@ -27,6 +29,21 @@ def open_root(settings: Settings) -> Storage:
     except StorageError as error:
         fail(f"the root {settings.root} cannot be used: {error}")
     return storage
+
+
+def live_folder() -> Path:
+    """Where fleets keep their live files, below the current directory; ends with one sentence if nothing can be written there."""
+    folder = Path("logs", "fleet")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        fail(
+            f"{folder.absolute()} cannot be written ({error.strerror}), and a fleet's live events are kept there: "
+            "start from a directory of yours"
+        )
+    return folder
 
 
 def read_manifest(storage: Storage, settings: Settings, fleet_id: str) -> Manifest:

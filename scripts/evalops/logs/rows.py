@@ -13,6 +13,7 @@ from evalops.logs import cost
 from evalops.logs.choose import Chosen
 from evalops.logs.facts import Facts, Score
 from evalworker.contract.documents import Control, JobSpec
+from evalworker.contract.ids import task_file
 from evalworker.contract.jsonio import canonical
 
 State = Literal["waiting", "running", "success", "partial", "error", "cancelled", "dead", "unreadable"]
@@ -75,6 +76,7 @@ class Row:
     superseded: int
     log: str | None
     remark: str
+    file: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON values; metrics as {scorer: {metric: value}}."""
@@ -141,16 +143,21 @@ def rows(chosen: Sequence[Chosen], around: Surroundings, price_of: cost.PriceOf)
             taken.add(index)
     found = [_of_log(one, around, price_of) for one in chosen]
     found += [_of_job(job, around, price_of) for job in unplanned]
-    return sorted(found, key=lambda row: (row.task, row.model, canonical(row.args)))
+    return sorted(found, key=lambda row: (row.task, row.model, canonical(row.args), row.file))
 
 
 def fits(spec: JobSpec, facts: Facts) -> bool:
     """Whether a log is of a planned job: a job knows the arguments that were given, a log all of them."""
-    same = bare(spec.name) == bare(facts.task) and spec.model == facts.model
+    same = bare(spec.name) == bare(facts.task) and spec.model == facts.model and spec.same_file(facts.file)
     return same and all(
         name in facts.task_args and canonical(facts.task_args[name]) == canonical(value)
         for name, value in spec.task_args.items()
     )
+
+
+def file_beside(row: Row, found: Sequence[Row]) -> str:
+    """The file of a row's task where another row has the same task, model and arguments; "" where nothing need be told apart."""
+    return row.file if sum((o.task, o.model, o.args) == (row.task, row.model, row.args) for o in found) > 1 else ""
 
 
 def bare(task: str) -> str:
@@ -182,6 +189,7 @@ def _of_log(one: Chosen, around: Surroundings, price_of: cost.PriceOf) -> Row:
         superseded=len(one.superseded),
         log=info.key,
         remark=remark,
+        file=facts.file,
     )
 
 
@@ -235,6 +243,7 @@ def _of_job(job: Job, around: Surroundings, price_of: cost.PriceOf) -> Row:
         superseded=0,
         log=None,
         remark=remark,
+        file=task_file(job.spec.task.rpartition("@")[0]),
     )
 
 
