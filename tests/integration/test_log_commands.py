@@ -174,7 +174,7 @@ def test_a_run_that_somebody_owns_is_left_alone(root):
     from evalops.logs import local_run
 
     run_id = run("tasks.py@sums", "--model", "scripted/good")
-    with local_run.alive(root, run_id):
+    with local_run.alive(root, run_id, local_run.last_seen(root, run_id)):
         busy = CliRunner().invoke(run_local, ["--run-id", run_id])
         assert busy.exit_code == 2 and "is running it" in busy.stderr
         assert "Finished" in ies(status, "check", "--run-id", run_id)

@@ -52,7 +52,8 @@ def run_local(ctx: click.Context, run_id: str | None, force: bool, as_json_: boo
         if manifest is not None:
             _check(manifest, submission, force)
         storage.probe()
-        if run_id and not force and (busy := local_run.living_owner(storage, run_id)):
+        seen = local_run.last_seen(storage, run_id) if run_id else None
+        if run_id and not force and (busy := local_run.living_owner(storage, run_id, seen)):
             ui.fail(f"{busy}; stop it first, or --force if you know that it has gone.")
         if manifest is not None and not force:
             _check_merged(storage, manifest, submission)
@@ -62,7 +63,7 @@ def run_local(ctx: click.Context, run_id: str | None, force: bool, as_json_: boo
                 run_id or new_run_id(), submission, typed.environment, settings().owner, shipped
             )
             storage.put(layout.manifest(manifest.fleet_id), manifest.to_bytes())
-        ended = _run(storage, manifest, submission, retry=run_id is not None, as_json_=as_json_)
+        ended = _run(storage, manifest, submission, seen, retry=run_id is not None, as_json_=as_json_)
     raise SystemExit(0 if ended else ui.EXIT_FAILURES)
 
 
@@ -110,7 +111,13 @@ def _check_merged(storage: Storage, manifest: Manifest, submission: local_run.Su
 
 
 def _run(
-    storage: Storage, manifest: Manifest, submission: local_run.Submission, *, retry: bool, as_json_: bool
+    storage: Storage,
+    manifest: Manifest,
+    submission: local_run.Submission,
+    seen: local_run.Seen | None,
+    *,
+    retry: bool,
+    as_json_: bool,
 ) -> bool:
     """Run it; True when every job of this call has a log that succeeded."""
     place = places.of_run(manifest.fleet_id, storage)
@@ -118,11 +125,11 @@ def _run(
         ui.emit_json({"run_id": manifest.fleet_id, "log_dir": place.url, "jobs": len(submission.jobs)})
     else:
         click.echo(manifest.fleet_id)
-    for said in local_run.clear_the_way(place) if retry else []:
-        ui.note(said)
-    if retry and (came := local_run.fetch_partials(place)):
-        ui.note(f"{came} unfinished logs of the run's jobs were brought here")
-    with local_run.alive(storage, manifest.fleet_id):
+    with local_run.alive(storage, manifest.fleet_id, seen):
+        for said in local_run.clear_the_way(place) if retry else []:
+            ui.note(said)
+        if retry and (came := local_run.fetch_partials(place)):
+            ui.note(f"{came} unfinished logs of the run's jobs were brought here")
         try:
             local_run.run(place, submission, dirty=retry)
         except InspectRefused as error:

@@ -25,13 +25,11 @@ from evalops.fleet.takeover import attach, close_abandoned
 from evalops.fleet.workers import LocalPool
 from evalops.settings import Settings
 from evalops.ui import fail, note
-from evalworker import aws
 from evalworker.aws import ServiceError
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Machines, Manifest
 from evalworker.contract.ids import new_run_id
 from evalworker.contract.wire import now
-from evalworker.queues import Queue, QueueError
 from evalworker.storage import Storage
 
 LANE_WAIT_S = 15.0
@@ -102,7 +100,7 @@ def resume(
     if control.state != "ended":
         refuse_if_driven(manifest.fleet_id, control)
         lane = lanes.find(storage, manifest.fleet_id)
-        if lane is not None and _answers(lane):
+        if lane is not None and lanes.answers(lane):
             return attach(settings, storage, request, manifest)
         if manifest.machines is None:
             _end_workers(settings, manifest)
@@ -135,15 +133,6 @@ def resume(
     storage.put(layout.manifest(manifest.fleet_id), manifest.to_bytes())
     etag = storage.replace(layout.control(manifest.fleet_id), control.to_bytes(), stored.etag)
     return _begin(settings, storage, request, manifest, control, etag, ledger)
-
-
-def _answers(lane: Lane) -> bool:
-    """Whether a lane's queues can be reached: those of this machine end with it."""
-    try:
-        Queue(aws.sqs(lane), lane.events).counts()
-    except QueueError:
-        return False
-    return True
 
 
 def _end_workers(settings: Settings, manifest: Manifest) -> None:
