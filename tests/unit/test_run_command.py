@@ -1,6 +1,9 @@
 """What `ct run eval` makes of how its controller ended, and how it starts itself in the background."""
 
 import io
+import json
+import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +85,57 @@ def test_what_starts_nothing_in_the_background_is_passed_on(
     said = capsys.readouterr()
     assert said.out == '{"jobs": 2}\n{"more": 1}\n'
     assert said.err == "a remark\n"
+
+
+@pytest.mark.parametrize("launched", [False, True])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_before_the_launch_record_reaches_what_goes_on_in_the_background(
+    launched: bool,
+    number: signal.Signals,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The command signals its caller, as a user would who waits for the record, and ends only when the signal comes back."""
+    record = json.dumps({"type": "launch", "fleet_id": FLEET}) if launched else ""
+    program = f"""
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [{int(number)}])
+for _ in range(50):
+    os.kill(os.getppid(), {int(number)})
+    if signal.sigtimedwait([{int(number)}], 0.1):
+        break
+else:
+    sys.exit(99)
+print({record!r}, end="\\n" if {launched} else "", flush=True)
+sys.stderr.write("stopping\\n")
+sys.exit({code})
+"""
+    start = subprocess.Popen
+    monkeypatch.setattr(
+        detach.subprocess, "Popen", lambda command, **how: start([sys.executable, "-c", program], **how)
+    )
+    monkeypatch.setattr(sys, "argv", ["/bin/ct", "run", "eval", "--detach", "a.py"])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "logs" / "fleet" / FLEET).mkdir(parents=True)
+
+    def hear(number: int, _frame: object) -> None:
+        pass
+
+    before = signal.signal(number, hear)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            detach.detach()
+        assert signal.getsignal(number) is hear
+    finally:
+        signal.signal(number, before)
+    assert ended.value.code == code
+    said = capfd.readouterr()
+    assert said.err == "stopping\n"
+    assert said.out.count("launch") == launched
+    assert (tmp_path / "logs" / "fleet" / FLEET / "controller.log").exists() == launched
+    assert not list((tmp_path / "logs" / "fleet").glob("detached-*"))
 
 
 @pytest.mark.parametrize(
