@@ -44,6 +44,30 @@ def test_a_fleet_whose_controller_had_to_give_up_is_left_running(
     assert str(error) in failed.value.message
 
 
+@pytest.mark.parametrize(("ending", "code"), [("failures", 1), ("stopped", 3), ("cancelled", 143)])
+def test_storage_that_is_away_at_the_end_does_not_change_the_exit_code(
+    ending: Any, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage = LocalStorage(tmp_path)
+
+    def away(prefix: str) -> None:
+        raise StorageError("the credentials have expired")
+
+    monkeypatch.setattr(storage, "list", away)
+    for name in ("_banner", "results_table"):
+        monkeypatch.setattr(follow, name, lambda *_: None)
+    ended = SimpleNamespace(
+        fleet_id=FLEET, storage=storage, ledger=SimpleNamespace(jobs={}), stream=SimpleNamespace(path=tmp_path / "e")
+    )
+    controller: Any = SimpleNamespace(
+        fleet=ended, run=lambda: Verdict(ending), ending=SimpleNamespace(signal_number=signal.SIGTERM)
+    )
+    with pytest.raises(SystemExit) as over:
+        follow.follow(controller, SURROUNDINGS, json_output=False)
+    assert over.value.code == code
+    assert f"--run-id {FLEET}" in capsys.readouterr().err
+
+
 def test_detached_is_the_same_command_with_json_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In its place: what comes after `--` are tasks."""
     started: list[list[str]] = []

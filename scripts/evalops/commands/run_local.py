@@ -2,6 +2,7 @@
 
 import os
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import click
@@ -23,8 +24,11 @@ from evalops.settings import settings
 from evalworker.contract import layout
 from evalworker.contract.documents import Manifest
 from evalworker.contract.ids import new_run_id
+from evalworker.contract.wire import now
 from evalworker.inspect_internals import InspectRefused
 from evalworker.storage import Storage
+
+EXIT_INTERRUPTED = 130
 
 
 @click.command(name="local", cls=InspectCommand, in_process=True)
@@ -63,8 +67,8 @@ def run_local(ctx: click.Context, run_id: str | None, force: bool, as_json_: boo
                 run_id or new_run_id(), submission, typed.environment, settings().owner, shipped
             )
             storage.put(layout.manifest(manifest.fleet_id), manifest.to_bytes())
-        ended = _run(storage, manifest, submission, seen, retry=run_id is not None, as_json_=as_json_)
-    raise SystemExit(0 if ended else ui.EXIT_FAILURES)
+        code = _run(storage, manifest, submission, seen, retry=run_id is not None, as_json_=as_json_)
+    raise SystemExit(code)
 
 
 def _manifest(storage: Storage, run_id: str) -> Manifest | None:
@@ -118,8 +122,9 @@ def _run(
     *,
     retry: bool,
     as_json_: bool,
-) -> bool:
-    """Run it; True when every job of this call has a log that succeeded."""
+) -> int:
+    """Run it; the exit code that its logs call for."""
+    begun = now().replace(microsecond=0)
     place = places.of_run(manifest.fleet_id, storage)
     if as_json_:
         ui.emit_json({"run_id": manifest.fleet_id, "log_dir": place.url, "jobs": len(submission.jobs)})
@@ -134,12 +139,16 @@ def _run(
             local_run.run(place, submission, dirty=retry)
         except InspectRefused as error:
             ui.fail(str(error))
-    return _all_well(place, submission)
+    return _exit_code(place, submission, begun)
 
 
-def _all_well(place: places.Place, submission: local_run.Submission) -> bool:
-    """What the stored logs say: an interrupted eval_set returns success."""
+def _exit_code(place: places.Place, submission: local_run.Submission, begun: datetime) -> int:
+    """What the stored logs say: an interrupted eval_set returns success, and leaves a cancelled log of this call."""
     seen = survey(place, Models().price)
     ui.note(seen.headline)
     good = {(row.task.rsplit("/", 1)[-1], row.model) for row in seen.rows if row.state == "success"}
-    return all((job.name.rsplit("/", 1)[-1], job.model) in good for job in submission.jobs)
+    logs = [log.facts for one in seen.chosen for log in (one.log, *one.superseded)]
+    if any(facts.status == "cancelled" and facts.created and facts.created >= begun for facts in logs):
+        return EXIT_INTERRUPTED
+    well = all((job.name.rsplit("/", 1)[-1], job.model) in good for job in submission.jobs)
+    return 0 if well else ui.EXIT_FAILURES
