@@ -82,6 +82,7 @@ def test_the_buffer_of_a_log_lies_beside_it(prefix):
 
 def _control(**values):
     base = {"fleet_id": "f", "round": 1, "state": "running", "deadline": NOW + timedelta(hours=1), "beat": NOW}
+    base["controller"] = "elsewhere:1"
     return Control(**(base | values))
 
 

@@ -116,10 +116,19 @@ def _closing(fleet: Fleet, verdict: Verdict, shown: str | None) -> None:
     note(f"events  {os.path.relpath(fleet.stream.path)}")
     if shown:
         note(f"report  {shown}")
-    if verdict.ending != "complete" and any(True for _ in fleet.storage.list(layout.partials(fleet_id))):
+    if verdict.ending != "complete" and _has_partials(fleet):
         note(f"partial {fleet.storage.url(layout.partials(fleet_id).rstrip('/'))} (where a resume goes on)")
     if verdict.ending != "complete":
         note(f"resume  ct run eval --run-id {fleet_id}")
+
+
+def _has_partials(fleet: Fleet) -> bool:
+    """Whether there are unfinished logs; a storage that is away now must not hide how the fleet ended."""
+    try:
+        return next(fleet.storage.list(layout.partials(fleet.fleet_id)), None) is not None
+    except ServiceError as error:
+        note(f"whether there are unfinished logs is not known: {error}")
+        return False
 
 
 def _done_record(fleet: Fleet, verdict: Verdict) -> dict[str, Any]:

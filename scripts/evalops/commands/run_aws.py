@@ -197,7 +197,7 @@ def _resumed(
     ):
         ui.fail(f"the run {manifest.fleet_id} has other models: leave --model away, or start a new run")
     shipping.check_versions(manifest, force=options["force"])
-    if busy := local_run.living_owner(storage, manifest.fleet_id):
+    if busy := local_run.living_owner(storage, manifest.fleet_id, local_run.last_seen(storage, manifest.fleet_id)):
         ui.fail(f"{busy}; `ies batch terminate-job {manifest.fleet_id}` ends a job of Batch")
     return manifest
 
