@@ -113,7 +113,7 @@ class Controller:
         if isinstance(message, SampleDone):
             self._write(fleet.ledger.sample(message))
         elif isinstance(message, AttemptDone):
-            self._write(fleet.ledger.attempt(message))
+            self._write(fleet.ledger.attempt(job_ends.as_recorded(fleet, message)))
         elif isinstance(message, Alive):
             self._tell(fleet.watch.heard(message))
             fleet.roster.beat(message)
