@@ -94,7 +94,8 @@ class Controller:
             told.append(stalled)
             fleet.announce("has stalled", guards.sentence(stalled))
         self._tell(told)
-        return fleet.watch.verdict(fleet.control, now(), at, waiting_for)
+        no_capacity = fleet.pool.alive == 0 and fleet.pool.waiting_for is not None
+        return fleet.watch.verdict(fleet.control, now(), at, waiting_for, patient=no_capacity)
 
     def _tell(self, events: list[Event]) -> None:
         """Write what a guard has to tell, and show it."""
