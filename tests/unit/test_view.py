@@ -144,6 +144,13 @@ def test_the_table_has_a_row_for_each_job(capsys: pytest.CaptureFixture[str]) ->
         ({"match/accuracy": 0.0, "match/stderr": 0.0}, "match/accuracy 0.000 ±0.000"),
         ({"match/accuracy": None}, "match/accuracy -"),
         ({"a/mean": 1.0, "b/mean": 2.0, "b/stderr": 0.5}, "a/mean 1.000, b/mean 2.000 ±0.500"),
+        ({"p/match/accuracy": 0.5, "p/match/stderr": 0.1}, "p/match/accuracy 0.500 ±0.100"),
+        (
+            {"p/match/accuracy/mean": 0.5, "p/match/stderr/mean": 0.1, "p/match/stderr/max": 0.2},
+            "p/match/accuracy/mean 0.500 ±0.100, p/match/stderr/max 0.200",
+        ),
+        ({"stderr/accuracy": 0.5, "mean/stderr": None}, "stderr/accuracy 0.500, mean/stderr -"),
+        ({"x" * 128: 0.5, "/": 1.0, "": None}, "x" * 128 + " 0.500, / 1.000,  -"),
         ({f"s{n}/mean": 1.0 for n in range(9)}, ", ".join(f"s{n}/mean 1.000" for n in range(4))),
     ],
 )
