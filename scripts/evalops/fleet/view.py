@@ -90,11 +90,11 @@ def _row(job: JobState, parts: list[JobState]) -> list[object]:
 
 def scores_text(metrics: dict[str, float | None]) -> str | None:
     """Scores for a table cell: `includes/accuracy 0.950 ±0.050`; standard errors stand beside what they belong to."""
-    errors = {name: error for name in metrics if (error := _error_of(name, metrics)) is not None}
+    errors = {name: _error_of(name, metrics) for name in metrics}
     shown = []
     for name, value in metrics.items():
         if name not in errors.values():
-            error = metrics.get(errors.get(name, ""))
+            error = metrics.get(errors[name] or "")
             spread = "" if error is None else f" ±{error:.3f}"
             shown.append(f"{name} {'-' if value is None else format(value, '.3f')}{spread}")
     return ", ".join(shown[:4]) or None
