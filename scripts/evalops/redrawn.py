@@ -32,6 +32,10 @@ class RedrawnLine:
         self._shown_at = self._started - (PLAIN_EVERY_S if self.at_once else 0.0)
         self._width = 0
 
+    def began(self, ago_s: float) -> None:
+        """What is followed began so long before the line."""
+        self._started = self._clock() - max(0.0, ago_s)
+
     def _due(self, force: bool) -> bool:
         """Whether it is time to draw; counts as drawn."""
         passed = self._clock() - self._shown_at
