@@ -421,6 +421,28 @@ def test_samples_that_get_on_are_no_silence_however_long_they_last(far: Controll
     assert len(events(far, "stalled")) == 1
 
 
+def test_a_fleet_without_a_machine_says_that_it_waits_for_capacity_and_is_not_stopped(far: Controller) -> None:
+    control = far.fleet.control
+    guarded = control.guards.model_copy(update={"stall_after_s": 60})
+    far.fleet.control = control.model_copy(update={"guards": guarded})
+    pool(far).capacity = 0
+    pool(far).start(1)
+    far.fleet.watch.happened(clock().time)
+    for _ in range(10):
+        clock().time += 59
+        far._react()
+    assert far.fleet.verdict is None
+    (told,) = events(far, "stalled")
+    assert "EC2 capacity for 1 workers" in told
+    pool(far).names, pool(far).launched = ["i-1"], 1  # a machine comes, and never says anything
+    clock().time += 119
+    far._react()
+    assert far.fleet.verdict is None
+    clock().time += 2
+    far._react()
+    assert far.fleet.verdict is not None
+
+
 def test_a_stall_and_a_stop_by_a_guard_are_told_elsewhere_once(far: Controller) -> None:
     told: list[tuple[str, str]] = []
     far.fleet.tell = lambda subject, text: told.append((subject, text))

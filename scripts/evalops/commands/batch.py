@@ -100,10 +100,10 @@ def terminate_job(job: str, reason: str, as_json_: bool) -> None:
     if not was_living:
         ui.note("it had ended before: nothing to terminate")
     for each in others[: monitor.SHOWN]:
-        click.echo(f"{each.id}  {ui.printable(states.words(each, now()))}")
+        ui.say(f"{each.id}  {states.words(each, now())}")
     if ended:
         count = f"{ended[0].id}  terminated" if len(ended) == 1 else f"{len(ended)} jobs terminated"
-        click.echo(ui.printable(f"{count}: {reason}" if was_living else count))
+        ui.say(f"{count}: {reason}" if was_living else count)
     if target.run is not None:
         ui.note(
             f"resume  ies run aws --run-id {target.run.fleet_id}    or here: {root_of(estate)}ies run local --run-id {target.run.fleet_id}"
