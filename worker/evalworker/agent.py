@@ -31,6 +31,9 @@ from evalworker.worker import Config, Log, Worker
 LEAVE_WITHIN_S = 50.0
 """From a spot notice or SIGTERM to the end: jobs flush, partial logs go up, messages go back."""
 
+GOODBYE_S = 2.0
+"""At least this long a leaving worker tries to post what it has to say."""
+
 AFTER_KILL_S = 5.0
 """For the attempts of killed jobs to give their messages back."""
 
@@ -175,7 +178,9 @@ class Agent:
         self.worker.keeper.stop()
         identity = {"fleet_id": self.config.fleet_id, "instance_id": self.config.instance_id, "ts": now()}
         self._post(WorkerDraining(**identity, reason=reason, handed_over=self.worker.handed_over), urgent=True)
-        self.worker.poster.close(max(2.0, end - time.monotonic()))
+        self._read_control()
+        over = self.worker.control.state == "ended"  # then nobody listens, and the queues of this machine are gone
+        self.worker.poster.close(GOODBYE_S if over else max(GOODBYE_S, end - time.monotonic()))
         self._upload_log()
 
     def _upload_log(self) -> None:
