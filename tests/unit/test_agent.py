@@ -424,6 +424,19 @@ def test_a_rate_limit_lowers_this_workers_samples_until_attempts_complete(agent:
         until(lambda: not agent._running, "the attempt has ended")
 
 
+@pytest.mark.parametrize("state", ["running", "ended"])
+def test_whoever_leaves_a_fleet_that_has_ended_does_not_wait_to_be_heard(
+    agent: Agent, store: LocalStorage, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """The queues of a fleet on this machine end with it, and a worker may need longer than that to leave."""
+    patience: list[float] = []
+    store.put(layout.control(FLEET), control(state=state).to_bytes())
+    with monkeypatch.context() as patch:
+        patch.setattr(agent.worker.poster, "close", patience.append)
+        agent._end("sigterm")
+    assert (patience == [module.AFTER_END_S]) == (state == "ended")
+
+
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_after_a_sandboxs_failure_no_job_is_taken_until_the_engine_answers(
     agent: Agent, monkeypatch: pytest.MonkeyPatch, comes_back: bool
