@@ -19,7 +19,7 @@ from evalworker.contract.messages import Job, SampleCounts, read_from_worker
 from evalworker.job import JobEnd
 from evalworker.queues import Received
 from evalworker.storage import LocalStorage, StorageError
-from evalworker.verdict import Ending
+from evalworker.verdict import ProcessEnd
 
 STEPS = ("upload the log", "create end.json", "create the done document", "copy the job's log", "copy the working log")
 RECORDED = STEPS.index("create end.json")
@@ -77,7 +77,7 @@ class Slot:
         )
         message = Job(fleet_id=FLEET, round=2, job_id=JOB, attempt=1)
         spec = controller.fleet.ledger.jobs[JOB].spec
-        received = Received(message.to_json(), f"receipt of {name}", "m", 1)
+        received = Received(message.to_json(), f"receipt of {name}", 1)
         self.attempt = Attempt(worker, received, message, spec, controller.fleet.manifest)
         self.attempt._try_once = self._try_once
 
@@ -89,7 +89,7 @@ class Slot:
     def _try_once(self) -> None:
         self.runs += 1
         said = JobEnd(log_path=str(self._log), log_status="success", samples=SampleCounts(total=1, completed=1))
-        self.attempt._conclude(Ending(said, 0), None, 1.0)
+        self.attempt._conclude(ProcessEnd(said, 0), None, 1.0)
 
     def run(self, controller: Controller) -> None:  # noqa: F811
         """Run it to its end, and let the controller hear what it says."""
