@@ -36,7 +36,7 @@ def test_a_fleet_whose_controller_had_to_give_up_is_left_running(
     def give_up() -> None:
         raise error
 
-    monkeypatch.setattr(follow, "_banner", lambda fleet: None)
+    monkeypatch.setattr(follow, "_banner", lambda *_: None)
     controller: Any = SimpleNamespace(fleet=SimpleNamespace(fleet_id=FLEET), run=give_up)
     with pytest.raises(Failure) as failed:
         follow.follow(controller, SURROUNDINGS, json_output=False)
@@ -57,7 +57,11 @@ def test_storage_that_is_away_at_the_end_does_not_change_the_exit_code(
     for name in ("_banner", "results_table"):
         monkeypatch.setattr(follow, name, lambda *_: None)
     ended = SimpleNamespace(
-        fleet_id=FLEET, storage=storage, ledger=SimpleNamespace(jobs={}), stream=SimpleNamespace(path=tmp_path / "e")
+        fleet_id=FLEET,
+        manifest=SimpleNamespace(backend="local"),
+        storage=storage,
+        ledger=SimpleNamespace(jobs={}),
+        stream=SimpleNamespace(path=tmp_path / "e"),
     )
     controller: Any = SimpleNamespace(
         fleet=ended, run=lambda: Verdict(ending), ending=SimpleNamespace(signal_number=signal.SIGTERM)

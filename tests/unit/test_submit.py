@@ -104,7 +104,7 @@ def owned(store: LocalStorage, **changes: Any) -> None:
 
 def test_the_same_jobs_are_not_paid_for_twice(store: LocalStorage) -> None:
     owned(store)
-    said = sentence(lambda: preflight.check_not_running(store, [spec(2), spec(1)], "me"))
+    said = sentence(lambda: preflight.check_not_running(store, [spec(2), spec(1)], SETTINGS))
     assert f"ct fleet status {FLEET}" in said
     assert "--new-fleet" in said
 
@@ -115,12 +115,12 @@ def test_the_same_jobs_are_not_paid_for_twice(store: LocalStorage) -> None:
 )
 def test_fleets_that_do_not_matter(store: LocalStorage, changes: dict[str, Any]) -> None:
     owned(store, **changes)
-    preflight.check_not_running(store, [spec(1), spec(2)], "me")
+    preflight.check_not_running(store, [spec(1), spec(2)], SETTINGS)
 
 
 def test_other_jobs_may_run_beside(store: LocalStorage) -> None:
     owned(store)
-    preflight.check_not_running(store, [spec(1)], "me")
+    preflight.check_not_running(store, [spec(1)], SETTINGS)
 
 
 def test_a_fleet_with_a_living_controller_is_not_driven_twice() -> None:

@@ -11,6 +11,7 @@ from evalops import shipping, ui
 from evalops.commands.options import refused
 from evalops.commands.params import RunId
 from evalops.commands.planning import plan_jobs
+from evalops.hints import resume
 from evalops.inspect_options import (
     InspectCommand,
     apply_common_options,
@@ -108,9 +109,8 @@ def _check_merged(storage: Storage, manifest: Manifest, submission: local_run.Su
     """Shards go on as shards: alone their logs are not the task's."""
     place = places.of_run(manifest.fleet_id, storage)
     if found := local_run.unmerged(place, manifest, submission.jobs):
-        ec2 = " --ec2" if manifest.backend == "ec2" else ""
         ui.fail(
-            f"{found[0]} ran in shards whose logs are not merged yet: `ct run eval{ec2} --run-id {manifest.fleet_id}` goes on "
+            f"{found[0]} ran in shards whose logs are not merged yet: `{resume(manifest.fleet_id, manifest.backend)}` goes on "
             "from them; --force runs the whole task again."
         )
 

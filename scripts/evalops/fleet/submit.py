@@ -23,6 +23,7 @@ from evalops.fleet.request import Request, budgeted, inherited, limits_of, worke
 from evalops.fleet.stream import EventStream
 from evalops.fleet.takeover import attach, close_abandoned
 from evalops.fleet.workers import LocalPool
+from evalops.hints import at_root
 from evalops.settings import Settings
 from evalops.ui import EXIT_STOPPED, fail, note
 from evalworker.aws import ServiceError
@@ -212,7 +213,8 @@ def _lane(
             )
         except lanes.NoLane as error:
             if not request.wait:
-                fail(f"{error}; wait for one to end (--wait does), or stop one with ct fleet stop")
+                stop = at_root("ct fleet stop RUN_ID", settings.bucket)
+                fail(f"{error}; wait for one to end (--wait does), or stop one with {stop}")
             if str(error) != told:
                 told = str(error)
                 note(f"waiting for a lane: {told}")

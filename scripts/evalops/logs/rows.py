@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from evalops.hints import resume
 from evalops.logs import cost
 from evalops.logs.choose import Chosen
 from evalops.logs.facts import Facts, Score
@@ -300,8 +301,5 @@ def _quiet(age_s: float | None) -> str:
 
 
 def _retry_command(run_id: str, backend: str) -> str:
-    if backend in ("ec2", "local"):
-        return f"`ct run eval --run-id {run_id}` or `ies run local --run-id {run_id}`"
-    if backend == "batch":
-        return f"`ies run aws --run-id {run_id}` or `ies run local --run-id {run_id}`"
-    return f"`ies run local --run-id {run_id}`"
+    here = f"`ies run local --run-id {run_id}`"
+    return f"`{resume(run_id, backend)}` or {here}" if backend else here
