@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import warm
 from inspect_ai.log import read_eval_log, read_eval_log_sample_summaries
 
 from evalworker.contract.events import TYPES
@@ -32,6 +33,7 @@ PATIENCE_S = 300.0
 _FOREIGN = ("AWS_", "INSPECT_", "OPENAI_", "ANTHROPIC_", "S3_BUCKET_NAME")
 
 Event = dict[str, Any]
+Process = subprocess.Popen[str] | warm.Forked
 
 
 @dataclass
@@ -111,6 +113,11 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     return kept | {MARK: str(folder), "AWS_EC2_METADATA_DISABLED": "true"} | more
 
 
+def python_path(*folders: Path) -> str:
+    """The value of PYTHONPATH that puts these directories before what stands there."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def prepare(folder: Path) -> Path:
     """A directory to run in, with the examples and the tasks that go wrong."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -134,19 +141,10 @@ def run(folder: Path, *arguments: str, wrapper: tuple[str, ...] = (), **more: st
 @contextmanager
 def started(
     folder: Path, *arguments: str, wrapper: tuple[str, ...] = (), **more: str
-) -> Iterator[tuple[subprocess.Popen[str], "Watcher"]]:
+) -> Iterator[tuple["Process", "Watcher"]]:
     """`ct run eval` as it runs; whatever is left of it is ended with the block."""
     before = set(_live_files(folder))
-    process = subprocess.Popen(
-        [*wrapper, *command(*arguments)],
-        cwd=folder,
-        env=environment(folder, **more),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = _start(folder, arguments, wrapper, environment(folder, **more))
     try:
         yield process, Watcher(folder, before, process)
     finally:
@@ -155,6 +153,34 @@ def started(
             process.wait()
             for left in left_running(folder):
                 kill_tree(left)
+
+
+def _start(
+    folder: Path, arguments: tuple[str, ...], wrapper: tuple[str, ...], surroundings: dict[str, str]
+) -> "Process":
+    """A fork of a process that has imported the command, unless something is to happen as Python starts."""
+    if not wrapper and surroundings.get("PYTHONPATH") == os.environ.get("PYTHONPATH"):
+        return warm.start(["ct", "run", "eval", *arguments], folder, surroundings)
+    return subprocess.Popen(
+        [*wrapper, *command(*arguments)],
+        cwd=folder,
+        env=surroundings,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def call(folder: Path, *words: str, **more: str) -> "subprocess.CompletedProcess[str]":
+    """Any command of `ct` or `ies`, which is the first word, to its end. `more`: environment variables."""
+    process = warm.start([*words], folder, environment(folder, **more))
+    try:
+        out, err = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess([*words], process.wait(), out, err)
 
 
 def ended(folder: Path, code: int, out: str, err: str) -> Fleet:
@@ -176,7 +202,7 @@ class Watcher:
 
     folder: Path
     before: set[Path]
-    process: subprocess.Popen[str]
+    process: Process
 
     def events(self) -> list[Event]:
         """All whole lines so far."""
@@ -345,6 +371,6 @@ def _check_segments(fleet: Fleet, stored: Mapping[str, bytes] | None) -> None:
     assert b"".join(stored[name] for name in sorted(stored)) == fleet.live.read_bytes()
 
 
-def send(process: "subprocess.Popen[str]", number: int = signal.SIGINT) -> None:
+def send(process: Process, number: int = signal.SIGINT) -> None:
     """A signal to the command alone, as a terminal's Ctrl-C reaches it."""
     process.send_signal(number)

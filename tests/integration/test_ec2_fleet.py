@@ -6,7 +6,6 @@ import itertools
 import re
 import signal
 import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,15 +65,8 @@ def world(moto: Emulator, tmp_path: Path, request: pytest.FixtureRequest) -> Wor
 def ct(world: World, *arguments: str, folder: Path, **more: str) -> "subprocess.CompletedProcess[str]":
     """A `ct` command to its end, in another directory, as on another machine."""
     folder.mkdir(parents=True, exist_ok=True)
-    bucket = {"S3_BUCKET_NAME": world.estate.bucket}
-    return subprocess.run(
-        [sys.executable, "-m", "evalops", "ct", *arguments],
-        cwd=folder,
-        env=fleets.environment(world.folder, **world.environment(**bucket, **more)),
-        capture_output=True,
-        text=True,
-        timeout=fleets.PATIENCE_S,
-    )
+    more = {fleets.MARK: str(world.folder), "S3_BUCKET_NAME": world.estate.bucket} | more
+    return fleets.call(folder, "ct", *arguments, **world.environment(**more))
 
 
 def first_result(events: list[dict[str, Any]]) -> bool:

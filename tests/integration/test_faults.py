@@ -34,7 +34,7 @@ def bucket(ministack: Emulator, name: str) -> dict[str, str]:
 
 def injected(*faults: dict[str, Any]) -> dict[str, str]:
     """The environment that injects faults."""
-    return {"PYTHONPATH": str(FAULTS), "FAULTS": json.dumps(faults)}
+    return {"PYTHONPATH": fleets.python_path(FAULTS), "FAULTS": json.dumps(faults)}
 
 
 RUN = (ARITHMETIC, "--model", "scripted/good", "--limit", "3", "--max-workers", "1", "--slots", "1")

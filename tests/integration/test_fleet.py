@@ -35,9 +35,9 @@ def everyday(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
 
 
 @pytest.fixture(scope="module")
-def public(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+def public(public_tasks: None, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
     """Public tasks with their own data."""
-    return run(prepare(tmp_path_factory.mktemp("public")), *PUBLIC, *MODELS, "--max-workers", "2")
+    return run(prepare(tmp_path_factory.mktemp("public")), *PUBLIC, *MODELS, "--max-workers", "1")
 
 
 def inspect_command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,6 @@
 """Guards on whole fleets: each stops its fleet with exit 3 and a summary that says why, and loses nothing that was paid for."""
 
 import json
-import subprocess
 import time
 from pathlib import Path
 
@@ -115,14 +114,7 @@ def test_without_a_controller_that_counts_no_job_is_taken(folder: Path) -> None:
         shorter.replace(path)
         _gone(agent)
         assert len(list(path.parent.glob("*.done-1.json"))) == 1
-        attached = subprocess.run(
-            [*fleets.command()[:4], "fleet", "attach", path.parent.name],
-            cwd=folder,
-            env=fleets.environment(folder),
-            capture_output=True,
-            text=True,
-            timeout=fleets.PATIENCE_S,
-        )
+        attached = fleets.call(folder, "ct", "fleet", "attach", path.parent.name)
     fleet = fleets.ended(folder, attached.returncode, attached.stdout, attached.stderr)
     fleets.check(fleet)
     assert (fleet.code, fleet.summary["outcome"], fleet.summary["completed"]) == (0, "complete", 3), fleet.err
@@ -136,7 +128,8 @@ def _gone(pid: int) -> None:
 
 
 def test_nothing_runs_before_the_canaries_have_passed_and_their_samples_are_kept(folder: Path) -> None:
-    fleet = fleets.run(folder, ARITHMETIC, CHOICES, "--model", "scripted/good,scripted/wrong", "--canary", "-T", "n=4")
+    models = ("--model", "scripted/good,scripted/wrong")
+    fleet = fleets.run(folder, ARITHMETIC, CHOICES, *models, "--canary", "-T", "n=4", "--max-workers", "1")
     fleets.check(fleet)
     assert (fleet.code, fleet.summary["completed"]) == (0, 4), fleet.err
     canaries = fleet.of("job_attempt", canary=True)
@@ -149,7 +142,8 @@ def test_nothing_runs_before_the_canaries_have_passed_and_their_samples_are_kept
 
 
 def test_a_failed_canary_stops_the_fleet(folder: Path) -> None:
-    fleet = fleets.run(folder, ARITHMETIC, CHOICES, *GOOD, "--canary", "-M", "error=Question 1.", "-T", "n=9")
+    words = ("--canary", "-M", "error=Question 1.", "-T", "n=9", "--max-workers", "1")
+    fleet = fleets.run(folder, ARITHMETIC, CHOICES, *GOOD, *words)
     stopped(fleet, "the canary of arithmetic with scripted/good failed (task_error): its first sample errored: ")
     assert (fleet.summary["completed"], fleet.summary["failed"], fleet.summary["cancelled"]) == (0, 1, 1)
     ran = [event for event in fleet.of("result") if not (event["error"] or "").startswith("Cancelled")]
@@ -201,10 +195,7 @@ def test_status_shows_the_pressure_and_what_is_waited_for(folder: Path) -> None:
             assert time.monotonic() < end, shown
             assert process.poll() is None
             time.sleep(1)
-            status = [*fleets.command()[:4], "fleet", "status", watcher.work.parent.name, "--json"]
-            answer = subprocess.run(
-                status, cwd=folder, env=fleets.environment(folder), capture_output=True, text=True, check=True
-            )
+            answer = fleets.call(folder, "ct", "fleet", "status", watcher.work.parent.name, "--json")
             shown = json.loads(answer.stdout)
         fleets.send(process)
         process.communicate(timeout=fleets.PATIENCE_S)

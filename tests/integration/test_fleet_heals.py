@@ -18,7 +18,8 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
     """A sample that fails once, without retries, in two epochs, beside a task that completes."""
     folder = prepare(tmp_path_factory.mktemp("heals"))
     words = ["tasks/errors.py@error_once", "examples/choices.py", "-T", f"state_dir={folder}", "-T", "n=2"]
-    return run(folder, *words, "--model", "scripted/good", "--epochs", "2", "--retry-attempts", "0")
+    words += ["--epochs", "2", "--retry-attempts", "0", "--max-workers", "1"]
+    return run(folder, *words, "--model", "scripted/good")
 
 
 @pytest.fixture(scope="module")

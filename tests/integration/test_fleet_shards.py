@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleets import Fleet, check, ended, environment, prepare, run, send, started
+from fleets import Fleet, call, check, ended, environment, prepare, run, send, started
 from inspect_ai.log import read_eval_log, read_eval_log_sample_summaries
 
 from evalworker import inspect_internals
@@ -28,14 +28,6 @@ evaluations:
     tasks:
       - {name: slow, dataset_samples: 12}
 """
-
-
-def words(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """A command of `ies` or `ct` in this folder."""
-    command = [sys.executable, "-m", "evalops", *words]
-    return subprocess.run(
-        command, cwd=folder, env=environment(folder, **more), capture_output=True, text=True, timeout=300
-    )
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +109,7 @@ def test_the_run_is_complete_to_a_local_retry_which_fills_a_gap(sharded: Fleet) 
     [path] = [path for path in sharded.working if "choices" in path.name]
     before = path.read_bytes()
     called = ("ies", "run", "local", "examples/choices.py", "--model", "scripted/mixed", "--run-id", sharded.fleet_id)
-    done = words(sharded.folder, *called)
+    done = call(sharded.folder, *called)
     assert done.returncode == 0, done.stderr
     assert path.read_bytes() == before
 
@@ -127,7 +119,7 @@ def test_the_run_is_complete_to_a_local_retry_which_fills_a_gap(sharded: Fleet) 
     path.unlink()
     gap = merge(shards[:1], path.parent, Whole([1, 2, 3, 4, 5], 2, {"sample_id": None}), live)
     assert gap.missing
-    done = words(sharded.folder, *called)
+    done = call(sharded.folder, *called)
     assert done.returncode == 0, done.stderr
     healed = [read_eval_log(str(each)) for each in path.parent.glob("*.eval")]
     [log] = [log for log in healed if log.eval.task == "choices" and log.status == "success"]
@@ -140,7 +132,7 @@ def test_the_run_is_complete_to_a_local_retry_which_fills_a_gap(sharded: Fleet) 
 def dashboard(fleet: Fleet) -> Any:
     """The dashboard file of the one task of a run, without times and ids."""
     (fleet.folder / "tasks.yaml").write_text(METADATA)
-    done = words(fleet.folder, "ies", "summarize", "--run-id", fleet.fleet_id, "--task-metadata", "tasks.yaml")
+    done = call(fleet.folder, "ies", "summarize", "--run-id", fleet.fleet_id, "--task-metadata", "tasks.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
     [path] = (fleet.folder / "logs" / "working" / fleet.fleet_id).glob("*.dashboard.json")
     found = json.loads(path.read_text())
@@ -163,7 +155,7 @@ def test_a_sharded_run_that_was_interrupted_gives_the_dashboard_of_one_that_was_
     check(stopped)
     assert stopped.code == 130, err
     assert not stopped.working
-    refused = words(folder, "ies", "run", "local", "--run-id", stopped.fleet_id)
+    refused = call(folder, "ies", "run", "local", "--run-id", stopped.fleet_id)
     assert refused.returncode == 2, refused.stderr
     assert f"`ct run eval --run-id {stopped.fleet_id}` goes on from them" in refused.stderr
     [kept] = stopped.of("job_done", task="slow", merged=3)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fleets import PATIENCE_S, Fleet, check, command, ended, environment, left_running
+from fleets import PATIENCE_S, Fleet, check, command, ended, environment, left_running, python_path
 from fleets import run as run_fleet
 
 import evalworker
@@ -296,7 +296,7 @@ def test_a_secret_is_found_nowhere(leaky_tree: Path, tmp_path: Path) -> None:
     recordings, custom = tmp_path / "recordings", tmp_path / "custom"
     recordings.mkdir()
     write(custom, {"sitecustomize.py": RECORDER})
-    more = secrets_in_environment() | {"RECORDINGS": str(recordings), "PYTHONPATH": str(custom)}
+    more = secrets_in_environment() | {"RECORDINGS": str(recordings), "PYTHONPATH": python_path(custom)}
     words = ("leaky.py", "--model", "scripted/good", "--secret", "ODDLY_NAMED", "--ship-code", "--max-workers", "1")
     with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
         process = subprocess.Popen(

@@ -108,7 +108,7 @@ def _by_key(log: EvalLog) -> list[Any]:
     return sorted(log.samples or [], key=lambda sample: (sample.epoch, str(sample.id)))
 
 
-def test_a_public_task_with_a_model_gives_the_same(tmp_path: Path) -> None:
+def test_a_public_task_with_a_model_gives_the_same(public_tasks: None, tmp_path: Path) -> None:
     given = {"tasks": ["inspect_evals/agent_threat_bench_memory_poison"], "model": "scripted/mixed", "limit": 6}
     [task] = internals.capture(given, ids=True)
     assert (len(task.ids), task.whole) == (6, "")

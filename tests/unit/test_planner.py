@@ -114,7 +114,7 @@ def test_a_spec_runs_with_eval_set_as_it_is(folder: Path, monkeypatch: pytest.Mo
     assert logs[0].results.total_samples == job.samples
 
 
-def test_a_task_of_a_package_keeps_its_name(folder: Path) -> None:
+def test_a_task_of_a_package_keeps_its_name(public_tasks: None, folder: Path) -> None:
     (job,) = planned(folder, "inspect_evals/agent_threat_bench_data_exfil", limit=2)
     assert job.task == "inspect_evals/agent_threat_bench_data_exfil"
     assert job.samples == 2

@@ -143,7 +143,7 @@ def test_a_scripted_model_can_grade(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["refuse", "comply"])
 @pytest.mark.parametrize("name", ["memory_poison", "autonomy_hijack", "data_exfil"])
-def test_public_evals_reach_a_score(name: str, model: str, tmp_path: Path) -> None:
+def test_public_evals_reach_a_score(public_tasks: None, name: str, model: str, tmp_path: Path) -> None:
     log = run(f"inspect_evals/agent_threat_bench_{name}", model, tmp_path)
     assert log.status == "success", log.error
     assert log.results is not None and log.samples
@@ -303,7 +303,7 @@ def _in_child(log_dir: str, arguments: dict[str, Any], address_space_mb: int | N
 
 def exit_status(log_dir: Path, arguments: dict[str, Any], address_space_mb: int | None = None) -> int | None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["inspect_ai", "evalworker.scripted_model", "inspect_evals._registry"])
+    context.set_forkserver_preload(["inspect_ai", "evalworker.scripted_model"])
     child = context.Process(target=_in_child, args=(str(log_dir), arguments, address_space_mb))
     child.start()
     child.join(120)

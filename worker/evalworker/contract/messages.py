@@ -72,7 +72,8 @@ class Heartbeat(_FromWorker):
     """A worker lives. `running`: its jobs' ids; `load`: one-minute load average; `disk_free`, `memory_free`: bytes.
 
     `rate_limited`: rate-limited model calls of what runs, `refused`: of all that this worker has run; `waits`: what each running job is
-    in, as a short phrase; `moved`: a sample has begun or got on since the last heartbeat.
+    in, as a short phrase; `moved`: a sample has begun or got on since the last heartbeat. `leaving`: why it drains, once it does; its
+    goodbye follows when what runs has been handed over.
     """
 
     type: Literal["heartbeat"] = "heartbeat"
@@ -85,10 +86,11 @@ class Heartbeat(_FromWorker):
     waits: dict[str, str] = {}
     moved: bool = False
     hung: list[Hung] = []
+    leaving: str | None = None
 
 
 class WorkerDraining(_FromWorker):
-    """A worker takes no more jobs and will go. `reason`: spot, sigterm, idle, deadline, stopped, over, …"""
+    """A worker has handed over what it ran and is about to go. `reason`: spot, sigterm, idle, deadline, stopped, over, …"""
 
     type: Literal["worker_draining"] = "worker_draining"
     reason: str
