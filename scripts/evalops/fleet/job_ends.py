@@ -45,7 +45,10 @@ def as_recorded(fleet: Fleet, done: AttemptDone) -> AttemptDone:
 
     Storage may have refused that worker just after it had recorded a complete one. Raises ServiceError as `conclude` does.
     """
-    if done.status != "failed" or done.log is not None or done.round != fleet.ledger.round:
+    job = fleet.ledger.jobs.get(done.job_id)
+    if job is None or job.done is not None or done.round != fleet.ledger.round:
+        return done
+    if done.status != "failed" or done.log is not None:
         return done
     return _recorded(fleet, done.job_id, done.attempt) or done
 
