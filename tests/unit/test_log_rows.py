@@ -82,6 +82,7 @@ def test_the_buffer_of_a_log_lies_beside_it(prefix):
 
 def _control(**values):
     base = {"fleet_id": "f", "round": 1, "state": "running", "deadline": NOW + timedelta(hours=1), "beat": NOW}
+    base["controller"] = "elsewhere:1"
     return Control(**(base | values))
 
 
@@ -160,6 +161,8 @@ def test_the_line_on_top_says_why_nothing_happens():
     assert _headline([], [_job()], alive=True, owner="o").startswith("Waiting for a worker to start, o")
     dead = _headline([_listed(**started)], alive=False, owner="its process is gone")
     assert dead == "Nothing is running: its process is gone (1 dead). To go on: `ies run local --run-id RUN`"
+    far = _headline([_listed(**started)], alive=False, owner="its process is gone", backend="ec2")
+    assert far.endswith("To go on: `ct run eval --ec2 --run-id RUN` or `ies run local --run-id RUN`")
     assert "not all well: 1 error" in _headline([_listed(status="error")])
 
 

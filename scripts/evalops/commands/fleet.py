@@ -84,7 +84,7 @@ def list_(limit: int, json_output: bool) -> None:
 def _list_row(fleet_id: str, manifest: Any, control: Control | None) -> dict[str, Any]:
     return {
         "fleet": fleet_id,
-        "state": control.state if control else "unreadable",
+        "state": look.state_of(control) if control else "unreadable",
         "outcome": control.outcome if control else None,
         "round": control.round if control else None,
         "jobs": len(manifest.jobs) if manifest else None,

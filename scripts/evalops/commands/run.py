@@ -301,7 +301,7 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
         ec2_preflight.prepare_boot(storage, machines, target.estate)
     if resumed is None:
         if not options["new_fleet"]:
-            preflight.check_not_running(storage, jobs, surroundings.owner)
+            preflight.check_not_running(storage, jobs, surroundings)
         encoded = encode(arguments)
         models = encode({"models": given.models})["models"]
         shipped = shipping.ship(wishes, luggage, backend, storage)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from evalops.hints import resume
 from evalops.logs import cost
 from evalops.logs.choose import Chosen
 from evalops.logs.facts import Facts, Score
@@ -47,11 +48,17 @@ class Job:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What stands around the logs. `alive`: the owner lives (True), has gone (False), or nothing is known of it (None)."""
+    """What stands around the logs.
+
+    Attributes:
+        alive: the owner lives (True), has gone (False), or nothing is known of it (None).
+        unattended: the run is a fleet that runs on although its controller has gone.
+    """
 
     now: datetime
     alive: bool | None = None
     owner: str = ""
+    unattended: bool = False
     planned: Sequence[Job] = ()
     writes: Mapping[str, datetime] = field(default_factory=dict)
     backend: str = ""
@@ -117,6 +124,8 @@ def owner(control: Control | None, now: datetime, process_alive: bool | None = N
         return False, "its process is gone"
     if now >= control.deadline:
         return False, f"its deadline passed {ago(control.deadline, now)}"
+    if not control.controller:
+        return None, f"its controller left it {ago(control.beat, now)}"
     if (now - control.beat).total_seconds() <= BEAT_FRESH_S:
         return True, f"last sign of life {ago(control.beat, now)}"
     return None, f"its controller's last sign of life was {ago(control.beat, now)}"
@@ -262,13 +271,16 @@ def headline(found: Sequence[Row], around: Surroundings, run_id: str | None) -> 
     count = {state: sum(row.state == state for row in found) for state in {row.state for row in found}}
     tally = ", ".join(f"{count[state]} {state}" for state in _ORDER if state in count)
     running, waiting = count.get("running", 0), count.get("waiting", 0)
+    bad = [row for row in found if row.state in RETRYABLE]
+    if around.unattended and (running or bad):
+        how = f"`ct fleet attach {run_id}` drives it on, `ct fleet stop {run_id}` ends it"
+        return f"Nobody drives this fleet: {around.owner} ({tally}). {how}."
     if running:
         ages = [row.age_s for row in found if row.state == "running" and row.age_s is not None]
         return f"Running ({tally})." + _quiet(min(ages, default=None))
     if waiting and around.alive:
         return f"Waiting for a worker to start, {around.owner} ({tally})."
     retry = f" To go on: {_retry_command(run_id, around.backend)}" if run_id else ""
-    bad = [row for row in found if row.state in RETRYABLE]
     if not bad:
         return f"Finished: {tally}."
     if count.get("dead") or waiting:
@@ -289,8 +301,5 @@ def _quiet(age_s: float | None) -> str:
 
 
 def _retry_command(run_id: str, backend: str) -> str:
-    if backend in ("ec2", "local"):
-        return f"`ct run eval --run-id {run_id}` or `ies run local --run-id {run_id}`"
-    if backend == "batch":
-        return f"`ies run aws --run-id {run_id}` or `ies run local --run-id {run_id}`"
-    return f"`ies run local --run-id {run_id}`"
+    here = f"`ies run local --run-id {run_id}`"
+    return f"`{resume(run_id, backend)}` or {here}" if backend else here
