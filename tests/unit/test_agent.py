@@ -12,6 +12,7 @@ import pytest
 
 from evalworker import agent as module
 from evalworker.agent import Agent, adapted, share_of
+from evalworker.attempt import Attempt
 from evalworker.aws import Fault
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Limits, Manifest
@@ -475,6 +476,16 @@ def test_a_heartbeat_says_what_runs_and_what_it_is_in(agent: Agent) -> None:
         dict.fromkeys(JOBS[:2], FakeAttempt.waiting_for),
     )
     assert beat.hung + agent._heartbeat().hung == hung  # each is named once
+
+
+def test_a_heartbeat_says_once_that_a_sample_has_got_on(agent: Agent) -> None:
+    message = Job(fleet_id=FLEET, round=2, job_id=JOBS[0], attempt=1)
+    attempt = Attempt(agent.worker, received(JOBS[0], "r0"), message, agent._specs[JOBS[0]], agent.manifest)
+    attempt._looked(JobLook())
+    assert not agent._heartbeat().moved
+    attempt._looked(JobLook(moved=True))
+    attempt._looked(JobLook())
+    assert [agent._heartbeat().moved for _ in range(2)] == [True, False]
 
 
 def test_no_more_jobs_than_slots(agent: Agent) -> None:

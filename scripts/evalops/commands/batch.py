@@ -94,10 +94,10 @@ def terminate_job(job: str, reason: str, as_json_: bool) -> None:
     if not was_living:
         ui.note("it had ended before: nothing to terminate")
     for each in others[: monitor.SHOWN]:
-        click.echo(f"{each.id}  {ui.printable(states.words(each, now()))}")
+        ui.say(f"{each.id}  {states.words(each, now())}")
     if ended:
         count = f"{ended[0].id}  terminated" if len(ended) == 1 else f"{len(ended)} jobs terminated"
-        click.echo(ui.printable(f"{count}: {reason}" if was_living else count))
+        ui.say(f"{count}: {reason}" if was_living else count)
     if target.run is not None:
         run_id = target.run.fleet_id
         here = hints.at_root(f"ies run local --run-id {run_id}", estate.bucket)

@@ -187,7 +187,7 @@ def _check(estate: str, root: Path, arch: str, tasks: tuple[str, ...], images: P
         return
     click.echo(f"{found[0].image_id} of {found[0].created} is behind this checkout:")
     for reason in reasons:
-        click.echo(f"  {reason}")
+        ui.say(f"  {reason}")
     sys.exit(EXIT_STALE)
 
 
@@ -292,7 +292,7 @@ def _carry_out(
         ui.emit_json({"what": what, "remove": remove, "reason": reason, "error": error, "dry_run": dry_run})
     else:
         verb = ("would remove" if dry_run else "removed") if remove else ("would keep" if dry_run else "kept")
-        click.echo(f"{verb} {what}: {reason}" if error is None else f"could not remove {what}: {error}")
+        ui.say(f"{verb} {what}: {reason}" if error is None else f"could not remove {what}: {error}")
     return error is None
 
 

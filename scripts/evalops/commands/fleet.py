@@ -106,20 +106,20 @@ def status(fleet_id: str, json_output: bool) -> None:
         return
     online = sum(worker.state == "online" for worker in sight.workers.values())
     elapsed = ((sight.last_event or now()) - sight.manifest.created).total_seconds()
-    click.echo(f"{fleet_id}  {sight.state}, round {sight.control.round}, deadline {stamp(sight.control.deadline)}")
-    click.echo(line_of(sight.ledger, 0 if sight.control.state == "ended" else online, elapsed, None))
+    ui.say(f"{fleet_id}  {sight.state}, round {sight.control.round}, deadline {stamp(sight.control.deadline)}")
+    ui.say(line_of(sight.ledger, 0 if sight.control.state == "ended" else online, elapsed, None))
     if sight.control.state != "ended":
-        click.echo(f"{sight.samples_per_minute:.1f} samples a minute, {sight.ledger.tokens} tokens so far")
+        ui.say(f"{sight.samples_per_minute:.1f} samples a minute, {sight.ledger.tokens} tokens so far")
         if sight.control.rate_limited:
-            click.echo(f"{sight.control.rate_limited} calls of running jobs were answered with a rate limit")
+            ui.say(f"{sight.control.rate_limited} calls of running jobs were answered with a rate limit")
         if sight.control.limits.fleet_connections is not None:
-            click.echo(_connections_line(sight.control))
+            ui.say(_connections_line(sight.control))
     for line in _money_lines(sight):
-        click.echo(line)
+        ui.say(line)
     if sight.waiting_for:
-        click.echo(f"waiting for: {sight.waiting_for}")
+        ui.say(f"waiting for: {sight.waiting_for}")
     if sight.summary and sight.summary.get("reason"):
-        click.echo(f"ended early: {sight.summary['reason']}")
+        ui.say(f"ended early: {sight.summary['reason']}")
     click.echo()
     ui.table(
         ["task", "model", "status", "scores", "completed", "errored", "total", "attempts"],
@@ -283,7 +283,7 @@ def stop(fleet_id: str, at_once: bool, json_output: bool) -> None:
         ui.emit_json(_status_record(sight))
     else:
         samples = sight.ledger.samples
-        click.echo(f"{fleet_id} {sight.state}: {samples.completed} of {samples.total} samples completed")
+        ui.say(f"{fleet_id} {sight.state}: {samples.completed} of {samples.total} samples completed")
 
 
 def _ask_to_stop(storage: Storage, fleet_id: str, at_once: bool) -> Control:
@@ -342,8 +342,8 @@ def logs(fleet_id: str, worker: str | None, lines: int, json_output: bool) -> No
         if json_output:
             ui.emit_json({"worker": name, "lines": text})
             continue
-        click.echo(f"== {name}")
-        click.echo(ui.printable("\n".join(text)))
+        ui.say(f"== {name}")
+        ui.say("\n".join(text))
 
 
 @fleet.command()
@@ -361,11 +361,11 @@ def cost(fleet_id: str, json_output: bool) -> None:
         ui.table(columns, [_machine_row(sight, record) for record in sight.book.machines], right=columns[4:])
         click.echo()
     machines = "none of its own" if spent is None else _usd(spent)
-    click.echo(f"machines {machines}, tokens {ui.money_text(tokens) or 'not known'}")
+    ui.say(f"machines {machines}, tokens {ui.money_text(tokens) or 'not known'}")
     if tokens is None:
-        click.echo(f"note: no price is known for the tokens of {', '.join(sorted(sight.ledger.spend.unpriced))}")
+        ui.say(f"note: no price is known for the tokens of {', '.join(sorted(sight.ledger.spend.unpriced))}")
     if spent is not None and spent.note:
-        click.echo(f"note: {spent.note}")
+        ui.say(f"note: {spent.note}")
 
 
 def _cost_record(sight: look.Sight) -> dict[str, Any]:
@@ -433,7 +433,7 @@ def reap(dry_run: bool, quiet: bool, json_output: bool) -> None:
             ui.emit_json({"kind": thing.kind, "name": thing.name, "action": decision.action, "reason": decision.reason})
         else:
             verb = f"would {decision.action}" if dry_run and decision.action != "keep" else decision.action
-            click.echo(f"{verb:<12} {thing.kind} {ui.printable(thing.name)}: it {ui.printable(decision.reason)}")
+            ui.say(f"{verb:<12} {thing.kind} {thing.name}: it {decision.reason}")
     for sentence in reaper.failed:
         ui.note(sentence)
     if reaper.failed:

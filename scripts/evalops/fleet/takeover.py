@@ -4,7 +4,7 @@ Called by commands, by `submit` when a run is resumed or a lane is needed, and b
 """
 
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from evalops.fleet import lanes
 from evalops.fleet.assemble import fleet_of, fleet_start
@@ -116,6 +116,8 @@ def _replay(fleet: Fleet) -> bool:
         fleet.watch.replay(event)
         if fleet.manifest.machines is not None:  # those of this machine are known by their processes
             fleet.roster.replay(event, time.monotonic())
-        begun = begun or (event["type"] == "fleet_start" and event["round"] == fleet.control.round)
+        if event["type"] == "fleet_start" and event["round"] == fleet.control.round:
+            begun = True
+            fleet.began((now() - datetime.fromisoformat(event["ts"])).total_seconds())
     fleet.watch.hold(fleet.control)
     return begun
