@@ -10,6 +10,7 @@ import click
 
 from evalops import ui
 from evalops.commands.follow import follow
+from evalops.commands.options import json_option
 from evalops.commands.params import RunId
 from evalops.ec2 import backend
 from evalops.ec2 import preflight as ec2_preflight
@@ -64,16 +65,13 @@ def fleet() -> None:
     """Watch, attach to and stop fleets."""
 
 
-json_option = click.option("--json", "json_output", is_flag=True, help="Print JSON, for programs.")
-
-
 @fleet.command("list")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="How many of the newest.")
 @json_option
-def list_(limit: int, json_output: bool) -> None:
+def list_(limit: int, as_json_: bool) -> None:
     """List the newest fleets."""
     rows = [_list_row(*found) for found in look.fleets(_storage(), limit)]
-    if json_output:
+    if as_json_:
         for row in rows:
             ui.emit_json(row)
         return
@@ -98,10 +96,10 @@ def _list_row(fleet_id: str, manifest: Any, control: Control | None) -> dict[str
 @fleet.command()
 @click.argument("fleet_id", type=RunId())
 @json_option
-def status(fleet_id: str, json_output: bool) -> None:
+def status(fleet_id: str, as_json_: bool) -> None:
     """Show a fleet's jobs and workers, and what it waits for."""
     sight = _look(_storage(), fleet_id)
-    if json_output:
+    if as_json_:
         ui.emit_json(_status_record(sight))
         return
     online = sum(worker.state == "online" for worker in sight.workers.values())
@@ -264,7 +262,7 @@ def attach(fleet_id: str, max_workers: int | None, json_output: bool) -> None:
 @click.argument("fleet_id", type=RunId())
 @click.option("--now", "at_once", is_flag=True, help="End running jobs without letting them flush.")
 @json_option
-def stop(fleet_id: str, at_once: bool, json_output: bool) -> None:
+def stop(fleet_id: str, at_once: bool, as_json_: bool) -> None:
     """Stop a fleet: running jobs keep their partial logs, what is open is cancelled, --run-id resumes."""
     storage = _storage()
     control = _ask_to_stop(storage, fleet_id, at_once)
@@ -279,7 +277,7 @@ def stop(fleet_id: str, at_once: bool, json_output: bool) -> None:
         else:
             _wait_for_end(storage, fleet_id)
     sight = _look(storage, fleet_id)
-    if json_output:
+    if as_json_:
         ui.emit_json(_status_record(sight))
     else:
         samples = sight.ledger.samples
@@ -321,7 +319,7 @@ def _wait_for_end(storage: Storage, fleet_id: str) -> None:
 @click.option("--worker", help="Only this worker.")
 @click.option("--lines", type=click.IntRange(1), default=50, show_default=True, help="The last lines of each log.")
 @json_option
-def logs(fleet_id: str, worker: str | None, lines: int, json_output: bool) -> None:
+def logs(fleet_id: str, worker: str | None, lines: int, as_json_: bool) -> None:
     """Print the workers' logs: of ended ones from storage, of those on this machine as they grow."""
     storage = _storage()
     manifest = preflight.read_manifest(storage, settings(), fleet_id)
@@ -339,7 +337,7 @@ def logs(fleet_id: str, worker: str | None, lines: int, json_output: bool) -> No
         ui.fail(f"the fleet {fleet_id} has no log of a worker {worker}: see ct fleet status {fleet_id}")
     for name, body in sorted(found.items()):
         text = body.decode("utf-8", "replace").splitlines()[-lines:]
-        if json_output:
+        if as_json_:
             ui.emit_json({"worker": name, "lines": text})
             continue
         ui.say(f"== {name}")
@@ -349,11 +347,11 @@ def logs(fleet_id: str, worker: str | None, lines: int, json_output: bool) -> No
 @fleet.command()
 @click.argument("fleet_id", type=RunId())
 @json_option
-def cost(fleet_id: str, json_output: bool) -> None:
+def cost(fleet_id: str, as_json_: bool) -> None:
     """Show what a fleet has cost: each EC2 machine, and the tokens."""
     sight = _look(_storage(), fleet_id)
     spent, tokens = sight.spending, sight.ledger.token_cost
-    if json_output:
+    if as_json_:
         ui.emit_json(_cost_record(sight))
         return
     if sight.book is not None:
@@ -418,7 +416,7 @@ def ssh(fleet_id: str, worker: str | None) -> None:
 @click.option("--dry-run", is_flag=True, help="Say what would be done and change nothing.")
 @click.option("--quiet", is_flag=True, help="Say nothing of what is kept.")
 @json_option
-def reap(dry_run: bool, quiet: bool, json_output: bool) -> None:
+def reap(dry_run: bool, quiet: bool, as_json_: bool) -> None:
     """End what nobody owns: machines and disks of ended fleets, lanes past their deadline, broken uploads.
 
     A machine or disk is marked on one pass and ended on a later one; a fleet without a controller gets its summary.
@@ -429,7 +427,7 @@ def reap(dry_run: bool, quiet: bool, json_output: bool) -> None:
         thing = decision.thing
         if quiet and decision.action == "keep":
             continue
-        if json_output:
+        if as_json_:
             ui.emit_json({"kind": thing.kind, "name": thing.name, "action": decision.action, "reason": decision.reason})
         else:
             verb = f"would {decision.action}" if dry_run and decision.action != "keep" else decision.action

@@ -152,4 +152,5 @@ def _exit_code(place: places.Place, submission: local_run.Submission, begun: dat
         return EXIT_INTERRUPTED
     good = {row.log for row in seen.rows if row.state == "success"}
     done = [one.log.facts for one in seen.chosen if one.log.info.key in good]
-    return 0 if all(any(rows.fits(job, facts) for facts in done) for job in submission.jobs) else ui.EXIT_FAILURES
+    well = all(any(rows.fits(job, facts) for facts in done) for job in submission.jobs)
+    return 0 if well else ui.EXIT_FAILURES

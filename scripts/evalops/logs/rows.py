@@ -165,8 +165,9 @@ def fits(spec: JobSpec, facts: Facts) -> bool:
 
 
 def file_beside(row: Row, found: Sequence[Row]) -> str:
-    """The file of a row's task where another row has the same task, model and arguments; "" where nothing need be told apart."""
-    return row.file if sum((o.task, o.model, o.args) == (row.task, row.model, row.args) for o in found) > 1 else ""
+    """The file of a row's task where another file has a task of that name with that model; "" where nothing need be told apart."""
+    others = (other for other in found if other.file != row.file)
+    return row.file if any((other.task, other.model) == (row.task, row.model) for other in others) else ""
 
 
 def bare(task: str) -> str:
