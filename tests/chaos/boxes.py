@@ -59,8 +59,8 @@ def _sums(first: int, count: int) -> Task:
 TASK = BOXED + SUMS[SUMS.index("\n\n@task") :]
 """That of the storm, but each eleventh sample computes in a container with a network and a volume of its own."""
 
-WAIT_S = 15.0
-"""How long a container is waited for, so that there is one to harm."""
+WAIT_S = 90.0
+"""How long a container is waited for, so that there is one to harm: the first ones come when the workers are up."""
 
 AWAY_S = 4.0
 """How long the engine is away."""
