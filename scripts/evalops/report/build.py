@@ -26,7 +26,7 @@ from evalops.report import stats, timeline
 from evalworker.contract import layout
 from evalworker.contract.documents import JobSpec
 from evalworker.contract.failures import classify_exception
-from evalworker.storage import S3Storage, Storage, StorageError
+from evalworker.storage import LocalStorage, Storage, StorageError
 
 SUMMARY_BYTES = 300_000
 """The largest summaries that are read for one log's failures; of a larger log the header's error is shown."""
@@ -199,7 +199,7 @@ def _took(chosen: Sequence[Chosen]) -> float | None:
 
 def link_to(storage: Storage, key: str, run_id: str | None) -> str:
     """Where a reader of the report finds a log: the bucket's console, or the file relative to the report."""
-    if isinstance(storage, S3Storage):
+    if not isinstance(storage, LocalStorage):
         bucket, _, path = storage.url(key).removeprefix("s3://").partition("/")
         return f"https://s3.console.aws.amazon.com/s3/object/{quote(bucket)}?prefix={quote(path, safe='')}"
     inner = key.removeprefix("logs/") if run_id else key
