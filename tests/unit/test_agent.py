@@ -437,25 +437,42 @@ def test_whoever_leaves_a_fleet_that_has_ended_does_not_wait_to_be_heard(
     assert (patience == [module.AFTER_END_S]) == (state == "ended")
 
 
-@pytest.mark.parametrize("comes_back", [True, False])
-def test_after_a_sandboxs_failure_no_job_is_taken_until_the_engine_answers(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch, comes_back: bool
-) -> None:
-    asked, answers = threading.Event(), threading.Event()
-
-    def engine_answers() -> bool:
-        asked.set()
-        return answers.is_set()
-
-    monkeypatch.setattr(module, "SANDBOXES_S", 0.01)
-    monkeypatch.setattr(module.containers, "engine_answers", engine_answers)
+def let_a_sandbox_fail(agent: Agent) -> None:
     agent._begin(received(JOBS[0], "r0"))
     FakeAttempt.made[0].category = Category.SANDBOX
     FakeAttempt.made[0].over.set()
     until(lambda: not agent._running, "it has ended")
     assert not agent._may_take()
+
+
+def test_a_machine_that_never_had_an_engine_is_not_waited_for(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SANDBOXES_S", 0.01)
+    monkeypatch.setattr(module.containers, "engine_answers", lambda: False)
+    let_a_sandbox_fail(agent)
     threading.Thread(target=agent._sandboxes, daemon=True).start()
-    assert asked.wait(PATIENCE_S)
+    until(agent._may_take, "jobs are taken again")
+    assert agent._leaving is None
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_after_a_sandboxs_failure_no_job_is_taken_until_the_engine_answers(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    asked, answers = threading.Semaphore(0), threading.Event()
+    answers.set()
+
+    def engine_answers() -> bool:
+        answer = answers.is_set()
+        asked.release()
+        return answer
+
+    monkeypatch.setattr(module, "SANDBOXES_S", 0.01)
+    monkeypatch.setattr(module.containers, "engine_answers", engine_answers)
+    threading.Thread(target=agent._sandboxes, daemon=True).start()
+    assert asked.acquire(timeout=PATIENCE_S)
+    answers.clear()
+    let_a_sandbox_fail(agent)
+    assert asked.acquire(timeout=PATIENCE_S)
     assert not agent._may_take()
     if comes_back:
         answers.set()

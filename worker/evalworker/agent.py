@@ -418,13 +418,17 @@ class Agent:
                 said.add(text)
                 self.worker.log(text)
 
+        known = self.config.imds or containers.engine_answers()  # an engine that has never been here does not come back
         while self._leaving is None:
             time.sleep(SANDBOXES_S)
             containers.clean_up_after(self.worker.work, once)
             if (missed := self._engine_missed) is None:
                 continue
             if containers.engine_answers():
+                self._engine_missed, known = None, True
+            elif not known:
                 self._engine_missed = None
+                once("there is no Docker engine on this machine")
             elif time.monotonic() - missed > ENGINE_AWAY_S:
                 self.leave("docker")
             else:
