@@ -13,12 +13,13 @@ from evalops.commands.fleet import _status_record
 from evalops.fleet import look, standing
 from evalops.fleet.ledger import Ledger
 from evalops.fleet.stream import EventStream
+from evalops.logs.events import Progress
 from evalworker import redact
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Manifest
 from evalworker.contract.events import Event
 from evalworker.contract.messages import AttemptDone, SampleCounts, SampleDone
-from evalworker.contract.wire import now
+from evalworker.contract.wire import now, stamp
 from evalworker.storage import LocalStorage, Stored
 
 sys.path.append(str(Path(__file__).parents[1] / "fixtures"))
@@ -107,7 +108,8 @@ class Fleet:
         self.step(*outcome.events, *(self.ledger.conclude(done) if outcome.compare else []))
 
     def write(self) -> None:
-        standing.write(self.store, standing.of(FLEET, self.ledger, self.stream.noted, self.stream.segment))
+        body = standing.body_of(FLEET, self.ledger, self.stream.noted, self.stream.segment)
+        self.store.put(layout.standing(FLEET), body)
 
     def shown(self) -> dict[str, Any]:
         record = _status_record(look.look(self.store, FLEET))
@@ -200,6 +202,31 @@ def test_what_a_look_costs_does_not_grow_with_the_stream(fleet: Fleet) -> None:
     assert costs == [{"get": 6}, {"get": 6}]
 
 
+def test_status_of_logs_reads_the_newest_segments_too(fleet: Fleet) -> None:
+    """`ies status`: jobs that have no log yet, from the document and what is newer, as from the whole stream."""
+
+    def told() -> dict[str, tuple[int, int, Any]]:
+        fleet.store.calls.clear()
+        problems: list[str] = []
+        found = Progress.now(fleet.store, FLEET, 1, problems)
+        assert problems == []
+        groups = {"alone": [ALONE], "first": [WHOLE, FIRST], "second": [SECOND]}
+        seen = {name: found.together(ids) for name, ids in groups.items()}
+        return {name: (job.completed, job.errored, job.last and stamp(job.last)) for name, job in seen.items() if job}
+
+    steps = script(fleet)[:10]
+    for number, step in enumerate(steps):
+        step()
+        if number == len(steps) - 3:
+            fleet.write()
+    fleet.sample(FIRST, 2, "again", status="errored", attempt=2)
+    shown = told()
+    assert fleet.store.calls == {"get": 5}
+    assert {name: counts[:2] for name, counts in shown.items()} == {"alone": (2, 0), "first": (1, 1), "second": (1, 0)}
+    fleet.store.delete(layout.standing(FLEET))
+    assert told() == shown
+
+
 def test_a_replaced_sample_is_counted_once(fleet: Fleet) -> None:
     fleet.step(START)
     fleet.sample(ALONE, 1)
@@ -271,6 +298,6 @@ def test_a_worker_that_drains_is_shown_as_such(fleet: Fleet) -> None:
 def test_results_of_the_last_minutes_make_the_rate() -> None:
     noted = standing.Noted()
     for ago in (1000, 290, 100, 50, 0):
-        noted.note({"type": "result"}, now() - timedelta(seconds=ago))
+        noted.note({"type": "result", "job_id": ALONE}, now() - timedelta(seconds=ago))
     assert noted.samples_per_minute == pytest.approx(4 / 290 * 60, rel=0.05)
     assert standing.Noted().samples_per_minute == 0.0

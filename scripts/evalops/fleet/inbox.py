@@ -125,9 +125,8 @@ class Inbox:
     def show(self) -> None:
         """Write how the fleet stands, right after `store`: what waits to be stored would be counted twice. Raises StorageError."""
         fleet, begun = self._fleet, time.monotonic()
-        standing.write(
-            fleet.storage, standing.of(fleet.fleet_id, fleet.ledger, fleet.stream.noted, fleet.stream.segment)
-        )
+        body = standing.body_of(fleet.fleet_id, fleet.ledger, fleet.stream.noted, fleet.stream.segment)
+        fleet.storage.put(layout.standing(fleet.fleet_id), body)
         self._show_every_s = max(standing.WRITE_EVERY_S, (time.monotonic() - begun) / standing.SHARE)
 
     def store_all(self) -> None:

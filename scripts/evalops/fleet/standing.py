@@ -44,7 +44,7 @@ class WorkerRow(Part):
 
 
 class JobStanding(Part):
-    """One job; `counts` are those of the stream, which count while it has not ended."""
+    """One job; `counts` are those of the stream, which count while it has not ended; `last` is when its last result was written."""
 
     attempt: int
     counts: SampleCounts
@@ -52,6 +52,7 @@ class JobStanding(Part):
     cost_usd: float | None
     done: AttemptDone | None = None
     settled: bool = False
+    last: datetime | None = None
 
 
 class Standing(Wire):
@@ -76,12 +77,13 @@ class Standing(Wire):
 
 @dataclass
 class Noted:
-    """What the events tell of workers, of the end, and of how fast results come."""
+    """What the events tell of workers, of the end, of how fast results come, and when each job's last one came."""
 
     workers: dict[str, WorkerRow] = field(default_factory=dict)
     summary: Event | None = None
     last_event: datetime | None = None
     results: dict[int, int] = field(default_factory=dict)
+    last_of: dict[str, datetime] = field(default_factory=dict)
 
     def note(self, event: Event, moment: datetime) -> None:
         """Take one event of the stream, in order."""
@@ -89,6 +91,7 @@ class Noted:
         kind, name = event["type"], event.get("instance_id", "")
         if kind == "result":
             self._count(int(moment.timestamp()) // BUCKET_S * BUCKET_S)
+            self.last_of[event["job_id"]] = moment
         elif kind == "worker_online":
             self.workers[name] = WorkerRow(
                 instance_id=name,
@@ -118,13 +121,16 @@ class Noted:
         return sum(recent.values()) / max(BUCKET_S, at - min(recent)) * 60 if recent else 0.0
 
 
-def of(fleet_id: str, ledger: Ledger, noted: Noted, segment: int) -> Standing:
-    """The document of a fleet whose stream is stored up to this segment, and has nothing that waits to be stored."""
-    return Standing(
+def body_of(fleet_id: str, ledger: Ledger, noted: Noted, segment: int) -> bytes:
+    """The document of a fleet whose stream is stored up to this segment, and has nothing that waits to be stored.
+
+    Its text is made job by job: a fleet may have thousands, and the controller's memory is not to grow by all of them at once.
+    """
+    head = Standing(
         fleet_id=fleet_id,
         round=ledger.round,
         segment=segment,
-        jobs={job_id: _standing_of(job) for job_id, job in ledger.jobs.items() if _is_known(job)},
+        jobs={},
         workers=list(noted.workers.values()),
         usd=ledger.spend.usd,
         tokens=ledger.spend.tokens,
@@ -132,14 +138,25 @@ def of(fleet_id: str, ledger: Ledger, noted: Noted, segment: int) -> Standing:
         results=noted.results,
         summary=noted.summary,
         last_event=noted.last_event,
+    ).to_dict()
+    del head["jobs"]
+    jobs = ",".join(
+        f"{dumps(job_id)}:{_text(_standing_of(job, noted).model_dump(mode='json', exclude_defaults=True))}"
+        for job_id, job in ledger.jobs.items()
+        if _is_known(job)
     )
+    return f'{_text(head)[:-1]},"jobs":{{{jobs}}}}}'.encode("ascii")
+
+
+def _text(value: dict[str, Any]) -> str:
+    return dumps(redact.json_values(value))
 
 
 def _is_known(job: JobState) -> bool:
     return job.done is not None or job.heard or job.attempt > 1
 
 
-def _standing_of(job: JobState) -> JobStanding:
+def _standing_of(job: JobState, noted: Noted) -> JobStanding:
     return JobStanding(
         attempt=job.attempt,
         counts=job.streamed,
@@ -147,12 +164,8 @@ def _standing_of(job: JobState) -> JobStanding:
         cost_usd=job.cost_usd,
         done=job.done,
         settled=job.settled,
+        last=noted.last_of.get(job.spec.job_id),
     )
-
-
-def write(storage: Storage, standing: Standing) -> None:
-    """Put it beside the stream. Raises StorageError."""
-    storage.put(layout.standing(standing.fleet_id), dumps(redact.json_values(standing.to_dict())).encode("ascii"))
 
 
 def read(storage: Storage, fleet_id: str, round_: int) -> Standing | None:

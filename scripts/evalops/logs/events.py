@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from evalops.fleet.stream import segment_keys
+from evalops.fleet import standing
+from evalops.fleet.stream import read_newer, segment_keys
 from evalworker.contract.jsonio import canonical
+from evalworker.contract.messages import SampleCounts
 from evalworker.storage import Missing, Storage, StorageError
 
 THREADS = 16
@@ -51,20 +53,21 @@ def parse(raw: bytes, problems: list[str]) -> list[dict[str, Any]]:
 
 @dataclass
 class JobProgress:
-    """A job as its results tell."""
+    """A job as its results tell: `results` one by one, `before` those that a summary had counted before them."""
 
     results: dict[tuple[str, int], bool] = field(default_factory=dict)
     last: datetime | None = None
+    before: SampleCounts = field(default_factory=SampleCounts)
 
     @property
     def completed(self) -> int:
         """Samples × epochs that ended well."""
-        return sum(self.results.values())
+        return self.before.completed + sum(self.results.values())
 
     @property
     def errored(self) -> int:
         """Samples × epochs that ended with an error."""
-        return len(self.results) - self.completed
+        return self.before.errored + len(self.results) - sum(self.results.values())
 
 
 @dataclass
@@ -77,13 +80,38 @@ class Progress:
     def of(cls, events: Iterable[dict[str, Any]]) -> "Progress":
         """Read a stream."""
         progress = cls()
+        progress.add(events)
+        return progress
+
+    @classmethod
+    def now(cls, storage: Storage, run_id: str, round_: int | None, problems: list[str]) -> "Progress":
+        """Of a fleet in this round: from its `standing.json` and the segments since; from its whole stream where there is none."""
+        try:
+            known = None if round_ is None else standing.read(storage, run_id, round_)
+            if known is None:
+                return cls.of(read_events(storage, run_id, problems))
+            newer = list(read_newer(storage, run_id, known.segment))
+        except (StorageError, ValueError) as error:
+            problems.append(f"how far its jobs are is not known: {error}")
+            return cls()
+        progress = cls()
+        for job_id, told in known.jobs.items():
+            counts = told.counts if told.done is None else told.done.samples
+            if counts.completed or counts.errored:
+                progress.jobs[job_id] = JobProgress(before=counts, last=told.last)
+        progress.add(newer)
+        return progress
+
+    def add(self, events: Iterable[dict[str, Any]]) -> None:
+        """Read more of a stream."""
         for event in events:
             if event["type"] != "result" or not isinstance(event.get("job_id"), str):
                 continue
-            job = progress.jobs.setdefault(event["job_id"], JobProgress())
-            job.results[canonical(event.get("sample_id")), event.get("epoch") or 1] = event.get("status") == "completed"
+            job = self.jobs.setdefault(event["job_id"], JobProgress())
+            key = canonical(event.get("sample_id")), event.get("epoch") or 1
+            if "replaces" not in event or key in job.results or not job.before.total:  # else it is counted already
+                job.results[key] = event.get("status") == "completed"
             job.last = when(event) or job.last
-        return progress
 
     def together(self, job_ids: Iterable[str]) -> JobProgress | None:
         """What these jobs (the shards of one task, say) have told, as of one; None when they have told nothing."""
@@ -91,7 +119,9 @@ class Progress:
         if not seen:
             return None
         results = {key: good for job in seen for key, good in job.results.items()}
-        return JobProgress(results=results, last=max((job.last for job in seen if job.last), default=None))
+        counts = {name: sum(getattr(job.before, name) for job in seen) for name in SampleCounts.model_fields}
+        last = max((job.last for job in seen if job.last), default=None)
+        return JobProgress(results=results, last=last, before=SampleCounts(**counts))
 
 
 def when(event: dict[str, Any]) -> datetime | None:

@@ -17,7 +17,7 @@ from evalops.logs import cost
 from evalops.logs import rows as state
 from evalops.logs.cache import FactsCache
 from evalops.logs.choose import Chosen, choose
-from evalops.logs.events import Progress, read_events
+from evalops.logs.events import Progress
 from evalops.logs.places import Place
 from evalops.logs.reading import Directory, list_directory, read_all
 from evalworker.contract import layout
@@ -78,7 +78,7 @@ def survey(
         alive, owner = (alive, owner) if on_batch[0] is None else on_batch
     unattended = control is not None and not alive and _runs_on(place.storage, control, problems)
     if place.run_id is not None and manifest is not None:
-        jobs = _jobs(place.storage, place.run_id, manifest, chosen, problems)
+        jobs = _jobs(place.storage, place.run_id, manifest, control, chosen, problems)
     around = state.Surroundings(
         now=clock(),
         alive=None if unattended else alive,  # its workers write, or not: the logs' ages tell
@@ -145,7 +145,12 @@ def _writes(others: Mapping[str, Info]) -> dict[str, datetime]:
 
 
 def _jobs(
-    storage: Storage, run_id: str, manifest: Manifest, chosen: list[Chosen], problems: list[str]
+    storage: Storage,
+    run_id: str,
+    manifest: Manifest,
+    control: Control | None,
+    chosen: list[Chosen],
+    problems: list[str],
 ) -> list[state.Job]:
     """The planned jobs; of those that have no log, what the fleet's own objects say of them."""
     jobs = [state.Job(spec) for spec in wholes(manifest.jobs)]
@@ -154,9 +159,9 @@ def _jobs(
         return jobs
     try:
         names = {info.key for info in storage.list(f"{run_id}/") if ".done-" in info.key and info.key.count("/") == 1}
-        progress = (
-            Progress.of(read_events(storage, run_id, problems)) if manifest.backend in ("local", "ec2") else Progress()
-        )
+        progress = Progress()
+        if manifest.backend in ("local", "ec2"):
+            progress = Progress.now(storage, run_id, control.round if control else None, problems)
         told = {job.spec.job_id: _tell(storage, run_id, job.spec, names, progress, problems) for job in bare}
     except StorageError as error:
         problems.append(str(error))
