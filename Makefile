@@ -92,7 +92,9 @@ e2e: $(ENV) ## End-to-end and chaos tests; need what .ci/run installs
 
 .PHONY: chaos
 chaos: $(ENV) ## Kill, freeze and starve a fleet and fail its AWS in SEEDS random schedules
-	CHAOS_SEEDS=$(SEEDS) EC2_CHAOS_SEEDS=$(SEEDS) $(PYTEST) tests/chaos $(side_by_side)
+	tests/e2e/setup.sh
+	CHAOS_SEEDS=$(SEEDS) EC2_CHAOS_SEEDS=$(SEEDS) MACHINE_CHAOS_SEEDS=$(SEEDS) \
+		$(PYTEST) tests/chaos tests/e2e/test_ec2_boots.py::test_machines_die_on_an_aws_that_fails_and_doubles $(side_by_side)
 
 # what is made once for many tests keeps them in one process, see tests/conftest.py
 side_by_side = -n 2 --dist loadfile --no-loadscope-reorder

@@ -9,7 +9,7 @@ locals {
   # Below the root (design of the key layout: evalworker/contract/layout.py). Run ids begin with the year.
   run_prefixes    = ["20*", "partial/*", "logs/working/*", "probe-*"]
   shipped_code    = ["code/*", "worker/*"]
-  not_for_workers = ["lanes/*", "20*/manifest.json", "20*/control.json", "20*/machines.json", "20*/batch.json", "20*/events/*"]
+  not_for_workers = ["lanes/*", "20*/manifest.json", "20*/control.json", "20*/standing.json", "20*/machines.json", "20*/batch.json", "20*/events/*"]
 }
 
 data "aws_iam_policy_document" "assume" {
@@ -115,18 +115,6 @@ data "aws_iam_policy_document" "worker" {
     sid       = "Report"
     actions   = ["sqs:SendMessage"]
     resources = [for lane in keys(local.lanes) : "${local.queue_arn}-${lane}-events"]
-  }
-
-  statement {
-    sid       = "EndItself"
-    actions   = ["ec2:TerminateInstances"]
-    resources = ["${local.ec2_arn}:instance/*"]
-
-    condition {
-      test     = "StringEquals"
-      variable = "aws:ARN"
-      values   = ["$${ec2:SourceInstanceARN}"]
-    }
   }
 
   dynamic "statement" {

@@ -13,21 +13,25 @@ log=/var/log/inspect-fleet/boot.log
 work=/var/lib/inspect-fleet/work
 metadata=${AWS_EC2_METADATA_SERVICE_ENDPOINT:-http://169.254.169.254}
 metadata=${metadata%/}
+token_wait_s=120 # for the network at boot
 mkdir -p "$run" "$(dirname "$log")"
 
 say() { echo "$(date -u +%FT%T.%3NZ) inspect-fleet: $*" | tee -a "$log" >&2; }
 
 in_group() { setpriv --regid inspect-fleet --clear-groups "$@"; }
 
-# imds PATH: one value, empty where there is none. Waits up to 120 s for the network at the first call.
-imds() {
-    local turn
-    for turn in $(seq 400); do
-        [ -n "${token:-}" ] || token=$(in_group curl -fsS --max-time 5 -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 21600' "$metadata/latest/api/token" 2>/dev/null) || true
-        [ -z "${token:-}" ] || break
+# Sets $token, once for all calls of this process: what a $(…) sets is lost with its subshell, so whoever asks calls this before.
+know_token() {
+    [ -z "${token:-}" ] || return 0
+    local end=$((SECONDS + token_wait_s))
+    while ! token=$(in_group curl -fsS --max-time 5 -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 21600' "$metadata/latest/api/token" 2>/dev/null) || [ -z "$token" ]; do
+        [ "$SECONDS" -lt "$end" ] || { say "the metadata service has not answered for $token_wait_s s"; return 1; }
         sleep 0.3
     done
-    [ -n "${token:-}" ] || { say "the metadata service does not answer (after $turn tries)"; return 1; }
+}
+
+# imds PATH: one value, empty where there is none. After know_token.
+imds() {
     # -f: what is not there (404) prints nothing
     in_group curl -fsS --retry 3 --max-time 5 -H "X-aws-ec2-metadata-token: $token" "$metadata/latest/$1" 2>/dev/null || true
 }
@@ -48,7 +52,7 @@ CURL
 }
 
 know_fleet() {
-    token=${token:-}
+    know_token || return 1
     instance=$(imds meta-data/instance-id)
     region=$(imds meta-data/placement/region)
     fleet=$(tag fleet-id)
@@ -60,6 +64,7 @@ know_fleet() {
 # The switch is a timer of its own: `shutdown -P` in the user data runs later and would replace an earlier `shutdown -P`.
 start() {
     local deadline left
+    know_token
     deadline=$(tag fleet-deadline)
     [ -n "$deadline" ] || { say "this instance has no tag fleet-deadline: it is no worker of a fleet"; return 1; }
     left=$(($(date -d "$deadline" +%s) - $(date +%s)))
@@ -84,7 +89,7 @@ PY
 }
 
 report() {
-    know_fleet
+    know_fleet || return 1
     if [ -z "$bucket" ] || [ -z "$fleet" ]; then
         say "no tags say where to send the log"
         return 1

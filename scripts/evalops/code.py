@@ -51,11 +51,13 @@ class Tree:
         root: the top of the git repository, or the submit directory itself where there is none.
         submit_dir: the submit directory, relative to the root.
         git: whether git says what belongs to the tree.
+        refusal: why git, which looks after this directory, will not say so; such a tree can be run in place, never packed.
     """
 
     root: Path
     submit_dir: str
     git: bool
+    refusal: str = ""
 
     @property
     def project(self) -> Path | None:
@@ -84,12 +86,13 @@ class Chosen:
 
 
 def tree_of(folder: Path) -> Tree:
-    """The tree that a directory belongs to."""
+    """The tree that a directory belongs to. Only where no `.git` is, here or above, does a tree have no git."""
     folder = folder.resolve()
-    top = git(folder, "rev-parse", "--show-toplevel")
-    if top is None:
-        return Tree(folder, ".", git=False)
-    root = Path(os.fsdecode(top.rstrip(b"\n"))).resolve()
+    try:
+        root = Path(os.fsdecode(_ask(folder, "rev-parse", "--show-toplevel").rstrip(b"\n"))).resolve()
+    except GitRefused as error:
+        looked_after = any((place / ".git").exists() for place in (folder, *folder.parents))
+        return Tree(folder, ".", git=False, refusal=str(error) if looked_after else "")
     return Tree(root, os.path.relpath(folder, root), git=True)
 
 
@@ -110,7 +113,9 @@ def python_path(tree: Tree, sys_path: list[str]) -> list[str]:
 
 
 def choose(tree: Tree) -> Chosen:
-    """Which files of a tree are packed."""
+    """Which files of a tree are packed. Ends with git's own sentence when it will not say which files it ignores."""
+    if tree.refusal:
+        fail(f"which files under {tree.root} git ignores cannot be known, so none is shipped: {tree.refusal}")
     chosen = Chosen()
     names = _seen_by_git(tree.root, chosen) if tree.git else _below(tree.root)
     logs = {"logs", os.path.normpath(f"{tree.submit_dir}/logs")}
@@ -281,13 +286,30 @@ def ship(tree: Tree, storage: Storage) -> str:
     return digest
 
 
+class GitRefused(Exception):
+    """git does not answer: its own sentence, or why it could not be asked."""
+
+
 def git(folder: Path, *words: str) -> bytes | None:
     """What git answers in a directory, None when it refuses or is not there."""
     try:
-        answer = subprocess.run(["git", *words], cwd=folder, capture_output=True, timeout=120)
-    except (OSError, subprocess.TimeoutExpired):
+        return _ask(folder, *words)
+    except GitRefused:
         return None
-    return answer.stdout if answer.returncode == 0 else None
+
+
+def _ask(folder: Path, *words: str) -> bytes:
+    """What git answers in a directory. Raises GitRefused."""
+    try:
+        answer = subprocess.run(["git", *words], cwd=folder, capture_output=True, timeout=120)
+    except subprocess.TimeoutExpired:
+        raise GitRefused("git did not answer within two minutes") from None
+    except OSError as error:
+        raise GitRefused(f"git cannot be run: {error.strerror}") from None
+    if answer.returncode != 0:
+        sentence = " ".join(answer.stderr.decode("utf-8", "replace").split())
+        raise GitRefused(sentence or f"git ended with {answer.returncode} and gave no reason")
+    return answer.stdout
 
 
 def state(folder: Path) -> dict[str, Any] | None:

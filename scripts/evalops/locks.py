@@ -136,7 +136,7 @@ def _uv(*words: str, folder: Path, doing: str) -> str:
 def check_clean(tree: Tree) -> None:
     """Refuse a tree that nobody could bring back: uncommitted changes, or dependencies that no lock pins."""
     if not tree.git:
-        fail(f"--require-clean: {tree.root} is in no git repository")
+        fail(f"--require-clean: {tree.refusal or f'{tree.root} is in no git repository'}")
     words = ("status", "--porcelain", "-z", "--no-renames", "--untracked-files=normal")
     changed = git(
         tree.root, *words, "--", ".", ":(exclude)logs", f":(exclude){os.path.normpath(tree.submit_dir + '/logs')}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalworker.contract.documents import JobSpec, Shard
-from evalworker.contract.ids import SampleId
+from evalworker.contract.ids import SampleId, sample_key
 
 LEAST = 600
 """Samples (× epochs) of a shard that nobody has asked for: below, starting and merging costs more than it brings."""
@@ -80,4 +80,12 @@ def shard_jobs(
         )
         for index, part in enumerate(slices)
     ]
-    return [*shards, job.model_copy(update={"merges": [shard.job_id for shard in shards], "ids": list(ids)})]
+    merges = [shard.job_id for shard in shards]
+    return [*shards, job.model_copy(update={"merges": merges, "order": _order(ids, slices)})]
+
+
+def _order(ids: Sequence[SampleId], slices: list[list[SampleId]]) -> list[int]:
+    """The slice of each id; nothing when each slice has one in turn, as it has unless ids that are the same to Inspect stayed together."""
+    place = {sample_key(each, 1): index for index, part in enumerate(slices) for each in part}
+    order = [place[sample_key(each, 1)] for each in ids]
+    return [] if order == [number % len(slices) for number in range(len(ids))] else order

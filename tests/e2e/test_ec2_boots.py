@@ -1,6 +1,7 @@
 """A fleet on EC2 whose instances really boot: the applied estate, the baked image, and machines that go in mid-run."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ RUN = (
     "--model",
     "scripted/mixed",
 )
+STORMS = range(101, 101 + int(os.environ.get("MACHINE_CHAOS_SEEDS", "1")))
 WORKERS = ("--ec2", "--max-workers", "2", "--slots", "1", "--concurrency-per-worker", "1", "--deadline", "2h")
 
 
@@ -147,11 +149,12 @@ def test_a_terminated_instance_shuts_its_machine_down(bench: Fleets) -> None:
     wait_until(lambda: box.poll() is not None)
 
 
-def test_machines_die_on_an_aws_that_fails_and_doubles(bench: Fleets, gate: Gateway, tmp_path: Path) -> None:
-    """One seed of the storm over fleets on EC2 with whole machines; `tests/chaos` plays it with processes."""
+@pytest.mark.parametrize("seed", STORMS)
+def test_machines_die_on_an_aws_that_fails_and_doubles(seed: int, bench: Fleets, gate: Gateway, tmp_path: Path) -> None:
+    """The storm over fleets on EC2 with whole machines; `tests/chaos` plays it with processes."""
     environment = fleets.environment(tmp_path, **aws_of(bench.environment("storm"), S3_BUCKET_NAME=bucket_of(bench)))
     storm = Ec2Storm(
-        101,
+        seed,
         tmp_path,
         environment,
         kills=4,

@@ -1,4 +1,4 @@
-"""`ies sandbox cleanup` against a real Docker engine: only what has the label goes."""
+"""`ies sandbox cleanup` against a real Docker engine: only what a job's Compose projects have made goes."""
 
 import json
 import secrets
@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from evalops.commands.sandbox import sandbox
-from evalworker.contract.labels import job_label
+from evalworker.contract.labels import PROJECT_LABEL, project_mark
 
 RUN = "2026-11-29-14-05-33-1a2b3c4d"
 
@@ -26,9 +26,9 @@ def engine():
         pytest.fail(f"no Docker engine answers: {error}")
 
 
-def test_only_what_has_the_label_goes(engine):
+def test_only_what_a_job_has_made_goes(engine):
     name = f"inspect-fleet-test-{secrets.token_hex(4)}"
-    label = job_label(RUN, secrets.token_hex(8))
+    label = f"{PROJECT_LABEL}=inspect-t-i{project_mark(RUN, secrets.token_hex(8))}x1y2z3"
     _docker("network", "create", "--label", label, f"{name}-ours")
     _docker("volume", "create", "--label", label, f"{name}-ours")
     _docker("volume", "create", f"{name}-theirs")

@@ -12,6 +12,8 @@ from emulators import REGION, Emulator
 from fleets import PATIENCE_S, Fleet, call, check, ended, environment, prepare, run, started
 from inspect_ai.log import read_eval_log, read_eval_log_sample_summaries
 
+from evalops.fleet import look
+from evalworker.storage.s3 import S3Storage
 from gateway import expired, gateway
 
 BUCKET = "fleet-test"
@@ -77,6 +79,17 @@ def test_everything_lies_where_the_design_says(fleet: Fleet, objects: Mapping[st
     assert sum(key.startswith(f"{run_id}/workers/") for key in objects) == 1
     assert not [key for key in objects if key.startswith("lanes/")]
     assert not (fleet.folder / "logs" / "working").exists()
+
+
+def test_a_look_at_it_takes_five_calls(fleet: Fleet, ministack: Emulator) -> None:
+    """Manifest, control, machines, how it stands, and that no segment is newer; however many segments there are."""
+    client: Any = ministack.client("s3")
+    calls: list[str] = []
+    client.meta.events.register("before-call.s3", lambda model, **_: calls.append(model.name))
+    sight = look.look(S3Storage(BUCKET, client), fleet.fleet_id)
+    assert calls == ["GetObject"] * 5
+    assert sight.summary == fleet.summary
+    assert sight.ledger.samples.model_dump() == fleet.summary["samples"]
 
 
 def test_nothing_stored_holds_the_credentials(fleet: Fleet, objects: Mapping[str, bytes]) -> None:

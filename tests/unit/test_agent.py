@@ -16,7 +16,7 @@ from evalworker.aws import Fault
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Limits, Manifest
 from evalworker.contract.failures import Category
-from evalworker.contract.messages import Hung, Job, read_from_worker
+from evalworker.contract.messages import Heartbeat, Hung, Job, read_from_worker
 from evalworker.contract.wire import now
 from evalworker.job import JobLook
 from evalworker.queues import Received
@@ -328,6 +328,9 @@ def test_leaving_interrupts_what_runs_and_says_goodbye(
     agent.leave(reason)
     agent._end(reason)
     assert FakeAttempt.made[0].interrupted == [why]
+    first = read_from_worker(FakeQueue.made["events"].sent[0])
+    assert isinstance(first, Heartbeat)
+    assert first.leaving == reason
     last = read_from_worker(FakeQueue.made["events"].sent[-1])
     assert (last.type, getattr(last, "reason", None)) == ("worker_draining", reason)
     assert store.exists(layout.worker_log(FLEET, "local-1"))
@@ -418,6 +421,35 @@ def test_a_rate_limit_lowers_this_workers_samples_until_attempts_complete(agent:
         attempt.category = category
         attempt.over.set()
         until(lambda: not agent._running, "the attempt has ended")
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_after_a_sandboxs_failure_no_job_is_taken_until_the_engine_answers(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    asked, answers = threading.Event(), threading.Event()
+
+    def engine_answers() -> bool:
+        asked.set()
+        return answers.is_set()
+
+    monkeypatch.setattr(module, "SANDBOXES_S", 0.01)
+    monkeypatch.setattr(module.containers, "engine_answers", engine_answers)
+    agent._begin(received(JOBS[0], "r0"))
+    FakeAttempt.made[0].category = Category.SANDBOX
+    FakeAttempt.made[0].over.set()
+    until(lambda: not agent._running, "it has ended")
+    assert not agent._may_take()
+    threading.Thread(target=agent._sandboxes, daemon=True).start()
+    assert asked.wait(PATIENCE_S)
+    assert not agent._may_take()
+    if comes_back:
+        answers.set()
+        until(agent._may_take, "jobs are taken again")
+        assert agent._leaving is None
+    else:
+        monkeypatch.setattr(module, "ENGINE_AWAY_S", 0.0)
+        until(lambda: agent._leaving == "docker", "it makes room for another worker")
 
 
 def test_what_has_not_run_says_nothing_of_the_load(agent: Agent) -> None:

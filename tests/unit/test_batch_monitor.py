@@ -10,15 +10,17 @@ from botocore.stub import ANY, Stubber
 
 from evalops import ui
 from evalops.batch import monitor, states, terminate
+from evalops.batch.follow import Follower
 from evalops.batch.monitor import Monitor, Where, explain_failures
 from evalops.batch.progress import ProgressLine, line_of
 from evalops.batch.record import Target
 from evalops.commands.batch import exit_code
 from evalworker import aws
-from evalworker.contract.documents import BatchSubmission
+from evalworker.contract.documents import BatchRound, BatchSubmission
 from evalworker.contract.wire import now
 
 JOB = "5b2152b4-7c28-4d95-9303-45ebe8b08a9b"
+LAST = "6b2152b4-7c28-4d95-9303-45ebe8b08a9b"
 WHERE = Where("us-east-1", "/g")
 REQUIRED = {"jobArn": "a", "jobQueue": "q", "startedAt": 1, "jobDefinition": "d", "jobName": "n"}
 
@@ -287,11 +289,30 @@ def test_of_many_failures_at_once_the_first_are_told_with_the_end_of_their_logs(
     world.nothing_pending()
 
 
+def test_the_results_are_looked_for_where_children_run(world: World) -> None:
+    """All at the first look and at the last; between them only those of running children, which the round knows by their places."""
+    looks: list[Any] = []
+    parts = [BatchSubmission(job_id=JOB, name="n", offset=0, size=2), BatchSubmission(job_id=LAST, name="n", offset=2)]
+    round_ = BatchRound(number=2, queue="q", array=True, jobs=[4, 2, 0], submissions=parts)
+    watching = world.monitor()
+    watching._target = Target(parts, None, round_, whole=True)
+    watching.follower = Follower(parts)
+    watching._results = SimpleNamespace(  # type: ignore[assignment]
+        jobs=["j0", "j1", "j2", "j3", "j4"], poll=lambda running: looks.append(running) or [], again=0
+    )
+    for job, state in ((f"{JOB}:0", "SUCCEEDED"), (f"{JOB}:1", "RUNNING"), (LAST, "STARTING")):
+        watching.follower.jobs[job] = states.job(world.state(state, job))
+    for force in (False, False, True):
+        world.time += 60
+        watching._look_at_results(force=force)
+    assert [look and sorted(look) for look in looks] == [None, ["j0", "j2"], None]
+
+
 def test_a_look_at_the_results_that_takes_long_is_followed_by_a_long_pause(world: World) -> None:
     class Slow:
         looks, again = 0, 0
 
-        def poll(self) -> list[Any]:
+        def poll(self, running: Any) -> list[Any]:
             self.looks += 1
             world.time += 10
             return []

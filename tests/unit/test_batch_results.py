@@ -1,18 +1,21 @@
 """Results of samples while a run goes on: from logs and from the buffers beside them, each execution once."""
 
 import json
+from collections import deque
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import logmaker
 import pytest
 
+from evalops.batch import results as module
 from evalops.batch.results import LiveResults, Result
 from evalworker.batch_buffer import finished, summaries_of
 from evalworker.contract import layout
 from evalworker.contract.documents import JobSpec, Manifest
 from evalworker.contract.wire import now
-from evalworker.storage import LocalStorage
+from evalworker.storage import Info, LocalStorage
 
 RUN = "2026-11-29-14-05-33-1a2b3c4d"
 LOG = "2026-11-29T14-00-01-00-00_gsm8k_1.eval"
@@ -92,6 +95,68 @@ def test_what_cannot_be_read_now_is_read_at_the_next_look(directory: Directory) 
     assert directory.poll() == [(1, "C")]
     directory.buffer(entry(2))
     assert directory.poll() == [(2, "C")]
+
+
+class Listing(LocalStorage):
+    """Remembers what is listed."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.listed: deque[str] = deque()
+
+    def list(self, prefix: str) -> Iterator[Info]:
+        self.listed.append(prefix)
+        return super().list(prefix)
+
+
+class Array:
+    """A run of many children, each with a log that it keeps."""
+
+    def __init__(self, folder: Path, children: int) -> None:
+        self.storage = Listing(folder)
+        spec = {"task": "gsm8k", "name": "gsm8k", "model": "openai/gpt-4o-mini", "samples": 2}
+        jobs = [JobSpec(job_id=f"{n:016x}", task_args={"n": n}, **spec) for n in range(children)]
+        self.jobs = [job.job_id for job in jobs]
+        self.results = LiveResults(self.storage, manifest().model_copy(update={"jobs": jobs}), array=True)
+
+    def grow(self, job: str, *numbers: int) -> None:
+        path = Path(self.storage.url(layout.partial(RUN, job) + LOG))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        samples = [logmaker.sample(number) for number in numbers]
+        made = logmaker.log(status="started", samples=samples, results=False, task_args={"n": int(job, 16)})
+        logmaker.write_eval_log(made, str(path))
+
+    def poll(self, running: Collection[str] | None) -> tuple[list[int | str], list[str]]:
+        """The samples that a look tells of, and the jobs whose partial logs it has listed."""
+        listed = self.storage.listed
+        listed.clear()
+        found = [result.sample_id for result in self.results.poll(running)]
+        assert listed.count(layout.working(RUN)) == 1
+        return found, sorted(key.split("/")[2] for key in listed if key.startswith(layout.partials(RUN)))
+
+
+def test_of_an_array_only_running_children_are_listed_and_each_that_ended_once_more(tmp_path: Path) -> None:
+    array = Array(tmp_path, 4)
+    first, second, third, _ = array.jobs
+    for job in array.jobs:
+        array.grow(job, 1)
+    assert array.poll(None) == ([1] * 4, [""])
+    assert array.poll([first, second]) == ([], [first, second])
+    array.grow(first, 1, 2)
+    array.grow(third, 1, 2)
+    assert array.poll([second]) == ([2], [first, second])
+    assert array.poll([second]) == ([], [second])
+    assert array.poll([]) == ([], [second])
+    assert array.poll([]) == ([], [])
+    assert array.poll(None) == ([2], [""])
+
+
+def test_many_running_children_have_their_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_LISTED", 3)
+    array = Array(tmp_path, 7)
+    looks = [array.poll(array.jobs)[1] for _ in range(3)]
+    assert [len(look) for look in looks] == [3, 3, 3]
+    assert set(looks[0]) | set(looks[1]) | set(looks[2]) == set(array.jobs)
 
 
 def test_only_what_came_to_its_end_is_finished() -> None:

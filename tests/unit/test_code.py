@@ -66,7 +66,7 @@ def test_git_decides_and_logs_are_never_packed(repo: Path) -> None:
 def test_without_git_the_directory_itself(tmp_path: Path) -> None:
     names = [
         "a.py",
-        ".git/x",
+        "p/.git/x",
         ".venv/y.py",
         "p/__pycache__/z.pyc",
         "logs/l",
@@ -80,6 +80,21 @@ def test_without_git_the_directory_itself(tmp_path: Path) -> None:
     found = chosen(tmp_path)
     assert found.files == ["a.py", "empty/.keep", "link", "p/q.py"]
     assert found.left_out == [".env"]
+
+
+def test_a_repository_that_git_refuses_is_never_packed(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user's checkout, mounted into a container of root: what is ignored there cannot be told from the rest."""
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    with pytest.raises(ui.Failure, match="dubious ownership"):
+        code.ship(code.tree_of(repo / "sub"), LocalStorage(tmp_path / "store"))
+    assert not (tmp_path / "store").exists()
+    assert "dubious ownership" in (refusal(repo) or "")
+    assert code.tree_of(repo).root == repo  # a run in place, where nothing is packed, has its tree all the same
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ui.Failure, match="git cannot be run: No such file"):
+        chosen(repo)
 
 
 @pytest.mark.parametrize(

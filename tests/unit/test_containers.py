@@ -1,4 +1,4 @@
-"""Which Docker commands the removal of a job's sandboxes runs, with a stand-in for the command; the real one is in tests/e2e."""
+"""Which Docker commands the removal of a job's sandboxes runs, with a stand-in for the command (tests/chaos has the real one)."""
 
 import json
 import os
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from evalworker import containers
+from evalworker.contract.labels import mark_of, project_mark, run_mark
 
 FAKE = """#!/usr/bin/env python3
 import json, os, sys
@@ -41,8 +42,9 @@ def seen(calls: Path) -> list[list[str]]:
 
 def test_an_attempt_without_sandboxes_calls_nothing(calls: Path, tmp_path: Path) -> None:
     lines: list[str] = []
-    containers.clean_up(tmp_path, lines.append)
-    containers.clean_up_after(tmp_path, lines.append)
+    assert containers.clean_up(tmp_path, lines.append)
+    containers.inherit(tmp_path)
+    assert containers.clean_up_after(tmp_path, lines.append)
     assert seen(calls) == [] and lines == []
 
 
@@ -75,23 +77,70 @@ def test_a_sandbox_that_inspect_has_removed_is_not_mentioned(calls: Path, tmp_pa
 
 def test_an_engine_that_is_away_is_logged(calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / containers.RECORD).write_text("inspect-t-iabc\n")
-    monkeypatch.setenv("HAVE", json.dumps({"ps": "fail"}))
+    monkeypatch.setenv("HAVE", json.dumps({"ps": "fail", "version": "fail"}))
     lines: list[str] = []
-    containers.clean_up(tmp_path, lines.append)
+    assert not containers.clean_up(tmp_path, lines.append)
     assert lines == ["docker ps: the engine is away"]
+    assert not containers.engine_answers()
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    containers.clean_up(tmp_path, lines.append)  # no docker at all
+    assert not containers.clean_up(tmp_path, lines.append)  # no docker at all
     assert "No such file" in lines[-1]
 
 
-def test_what_a_killed_agent_left_is_removed_once(calls: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A worker's directory with two attempts, one of which has had a sandbox."""
     for attempt in ("a-1", "b-1"):
-        (tmp_path / attempt).mkdir()
-    (tmp_path / "a-1" / containers.RECORD).write_text("inspect-t-iabc\n")
-    containers.clean_up_after(tmp_path, lambda _: None)
+        (tmp_path / "work" / attempt).mkdir(parents=True)
+    (tmp_path / "work" / "a-1" / containers.RECORD).write_text("inspect-t-iabc\n")
+    return tmp_path / "work"
+
+
+def test_what_a_killed_agent_left_is_removed_once(calls: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(containers, "UNSETTLED_S", 0.0)
+    containers.inherit(work)
+    assert not containers.nothing_noted(work)
+    assert containers.clean_up_after(work, lambda _: None)
     assert len(seen(calls)) == 4
-    containers.clean_up_after(tmp_path, lambda _: None)
+    assert containers.clean_up_after(work, lambda _: None)
     assert len(seen(calls)) == 4
+
+
+def test_what_is_left_while_the_engine_is_away_is_removed_when_it_is_back(
+    calls: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(containers, "UNSETTLED_S", 0.0)
+    monkeypatch.setenv("HAVE", json.dumps({"ps": "fail"}))
+    containers.set_aside(work / "a-1")
+    for _ in range(2):
+        assert not containers.clean_up_after(work, lambda _: None)
+    monkeypatch.setenv("HAVE", json.dumps({"ps": "c1"}))
+    lines: list[str] = []
+    assert containers.clean_up_after(work, lines.append)
+    assert ["rm", "--force", "--volumes", "c1"] in seen(calls)
+    assert lines == ["removed what the sandbox inspect-t-iabc had left: 1 container"]
+
+
+def test_what_a_killed_job_may_still_be_making_is_looked_for_again(
+    calls: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    containers.set_aside(work / "a-1")
+    assert not containers.clean_up_after(work, lambda _: None)
+    monkeypatch.setenv("HAVE", json.dumps({"ps": "c1"}))  # made by a command that was under way
+    containers.clean_up_after(work, lambda _: None)
+    assert ["rm", "--force", "--volumes", "c1"] in seen(calls)
+    monkeypatch.setattr(containers, "UNSETTLED_S", 0.0)
+    assert containers.clean_up_after(work, lambda _: None)
+
+
+def test_two_records_of_one_attempt_are_both_kept(calls: Path, work: Path) -> None:
+    containers.inherit(work)
+    (work / "a-1" / containers.RECORD).write_text("inspect-t-idef\n")  # by a job that has outlived its agent
+    containers.inherit(work)
+    containers.clean_up_after(work, lambda _: None)
+    asked = " ".join(word for words in seen(calls) for word in words)
+    assert "inspect-t-iabc" in asked
+    assert "inspect-t-idef" in asked
 
 
 def test_projects_are_named_after_the_job_and_recorded_before_use(tmp_path: Path) -> None:
@@ -109,4 +158,13 @@ def test_projects_are_named_after_the_job_and_recorded_before_use(tmp_path: Path
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert [name[:-6] for name in said] == ["inspect-a-task-x-i0123456789abcdef", "inspect-b-ic-i0123456789abcdef"]
-    assert containers.recorded(tmp_path) == said
+    assert containers.recorded(tmp_path / containers.RECORD) == said
+
+
+def test_a_projects_name_tells_of_its_run_and_others_are_none_of_ours() -> None:
+    run, other = "2026-11-29-14-05-33-1a2b3c4d", "2026-11-29-14-05-34-1a2b3c4d"
+    mark = project_mark(run, "0123456789abcdef")
+    assert mark.endswith("0123456789abcdef")
+    assert mark_of(f"inspect-a-task-i{mark}x1y2z3") == run_mark(run) != run_mark(other)
+    for foreign in ("inspect-a-task-ix1y2z3", "web", "", f"mine-i{mark}x1y2z3", f"inspect-t-i{mark}"):
+        assert mark_of(foreign) is None

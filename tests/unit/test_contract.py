@@ -432,15 +432,18 @@ def test_zero_is_a_value_and_nan_is_none() -> None:
 
 
 def _event(message: SampleDone, seq: int) -> str:
-    return events.line(
-        events.of_sample(message), seq=seq, fleet_id=FLEET, ts=datetime(2026, 11, 29, 14, 5, 33, tzinfo=UTC)
-    )
+    moment = datetime(2026, 11, 29, 14, 5, 33, tzinfo=UTC)
+    return _line(events.of_sample(message), seq, moment)
+
+
+def _line(event: events.Event, seq: int, moment: datetime) -> str:
+    return events.line(events.written(event, seq=seq, fleet_id=FLEET, ts=moment))
 
 
 @given(samples(), st.integers(1, 10**9), moments)
 @settings(deadline=None)
 def test_event_lines_begin_alike_and_are_one_line(message: SampleDone, seq: int, moment: datetime) -> None:
-    line = events.line(events.of_sample(message), seq=seq, fleet_id=FLEET, ts=moment)
+    line = _line(events.of_sample(message), seq, moment)
     assert line.endswith("\n") and line.count("\n") == 1
     event = strict(line)
     assert list(event)[:4] == ["ts", "seq", "type", "fleet_id"]
@@ -453,7 +456,7 @@ def test_event_lines_begin_alike_and_are_one_line(message: SampleDone, seq: int,
 
 
 def test_an_event_cannot_replace_its_own_head() -> None:
-    line = events.line({"type": "warning", "text": "x"}, seq=1, fleet_id=FLEET, ts=datetime(2026, 1, 1, tzinfo=UTC))
+    line = _line({"type": "warning", "text": "x"}, 1, datetime(2026, 1, 1, tzinfo=UTC))
     assert strict(line) == {
         "ts": "2026-01-01T00:00:00.000Z",
         "seq": 1,
@@ -462,7 +465,7 @@ def test_an_event_cannot_replace_its_own_head() -> None:
         "text": "x",
     }
     with pytest.raises(AssertionError):
-        events.line({"type": "nonsense"}, seq=1, fleet_id=FLEET, ts=datetime(2026, 1, 1, tzinfo=UTC))
+        _line({"type": "nonsense"}, 1, datetime(2026, 1, 1, tzinfo=UTC))
 
 
 def test_replaced_and_truncated_results_say_so(sample: SampleDone) -> None:

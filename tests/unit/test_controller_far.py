@@ -197,6 +197,31 @@ def test_a_worker_whose_machine_is_taken_is_replaced_at_once_and_one_that_is_idl
     assert (pool(far).launched, events(far, "worker_lost")) == (3, [])
 
 
+def test_a_worker_that_drains_is_known_at_once_to_whoever_looks(far: Controller) -> None:
+    def told() -> dict[str, str]:
+        far._cycle()
+        return Control.from_json(far.fleet.storage.get(layout.control(FLEET)).body).draining
+
+    far.staff.start()
+    online(far, "i-1")
+    assert told() == {}
+    far.apply(
+        Heartbeat(
+            fleet_id=FLEET,
+            instance_id="i-1",
+            ts=now(),
+            running=[JOB],
+            load=0,
+            disk_free=1,
+            memory_free=1,
+            leaving="spot",
+        )
+    )
+    assert told() == {"i-1": "spot"}
+    goodbye(far, "i-1", "spot")
+    assert told() == {}
+
+
 def test_replacements_are_bounded(far: Controller) -> None:
     pool(far).start(2)
     for number in range(1, 6):

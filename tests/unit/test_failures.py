@@ -287,6 +287,19 @@ def test_what_may_heal_wins_over_a_tasks_own_error_and_the_most_frequent_over_ot
         ("RuntimeError", "write /var/lib/docker/x: no space left on device", None, Category.DISK_FULL),
         ("RuntimeError", "all predefined address pools have been fully subnetted", None, Category.DOCKER_NETWORK),
         ("PrerequisiteError", "Failed to build docker containers", None, Category.SANDBOX),
+        (
+            "PrerequisiteError",
+            "ERROR: Docker sandbox environments require a working Docker Engine\n\ndocker exited with return code 1",
+            None,
+            Category.SANDBOX,
+        ),
+        (
+            "PrerequisiteError",
+            "ERROR: Docker sandbox environments require Docker Engine\n\nInstall: …",
+            None,
+            Category.CONFIG,
+        ),
+        ("SandboxUnavailableError", 'The sandbox is not running: service "default" is gone', None, Category.SANDBOX),
         ("PrerequisiteError", "the model needs a key", None, Category.CONFIG),
         ("SomeoneElsesError", "429 timeout", None, Category.TASK_ERROR),
         ("SomeoneElsesError", "", 429, Category.RATE_LIMIT),
@@ -349,12 +362,15 @@ def test_every_category_has_its_rule() -> None:
     assert set(failures._BY_TYPE.values()) <= set(Category)
 
 
-def test_rate_limits_wait_longer_each_time_and_end() -> None:
-    pauses = [retry_delay(Category.RATE_LIMIT, attempt) for attempt in range(1, MAX_RATE_LIMITED)]
+@pytest.mark.parametrize(
+    ("category", "most"), [(Category.RATE_LIMIT, MAX_RATE_LIMITED), (Category.SANDBOX, MAX_ATTEMPTS)]
+)
+def test_rate_limits_and_sandboxes_wait_longer_each_time_and_end(category: Category, most: int) -> None:
+    pauses = [retry_delay(category, attempt) for attempt in range(1, most)]
     assert None not in pauses
     assert pauses == sorted(set(pauses))  # type: ignore[type-var]
     assert pauses[0] > 0  # type: ignore[operator]
-    assert retry_delay(Category.RATE_LIMIT, MAX_RATE_LIMITED) is None
+    assert retry_delay(category, most) is None
 
 
 @given(st.sampled_from(Category), st.integers(1, 10**6))

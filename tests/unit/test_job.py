@@ -8,12 +8,13 @@ import subprocess
 import sys
 import threading
 from multiprocessing import Pipe
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from evalworker import job
+from evalworker import containers, job
 from evalworker.job import ABANDONED_GRACE_S, END, SAMPLE, AgentLine, Share, tries_allowed
 from evalworker.processes import alive
 
@@ -95,10 +96,10 @@ class Timer:
         Timer.started.set()
 
 
-def test_the_agents_word_is_kept_for_whoever_listens_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agents_word_is_kept_for_whoever_listens_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(threading, "Timer", Timer)
     ours, theirs = Pipe()
-    line = AgentLine(theirs)
+    line = AgentLine(theirs, tmp_path)
     heard: queue.Queue[int] = queue.Queue()
     with line:
         ours.send_bytes(json.dumps({"share": 4}).encode())
@@ -113,28 +114,39 @@ def test_the_agents_word_is_kept_for_whoever_listens_later(monkeypatch: pytest.M
         ours.close()  # the agent has died
         assert Timer.started.wait(30)
     assert line.stopped
-    assert Timer.made == [(ABANDONED_GRACE_S, job._end_abandoned)]
+    assert Timer.made == [(ABANDONED_GRACE_S, job._end_abandoned, [tmp_path])]
+    assert line.abandoned
 
 
-def test_a_job_without_its_agent_ends_its_daemons_too() -> None:
-    """A daemon in a session of its own is not in the job's group."""
+def test_a_job_without_its_agent_ends_its_daemons_and_sandboxes_too(tmp_path: Path) -> None:
+    """A daemon in a session of its own is not in the job's group; a container is no process of this machine's at all."""
+    docker = tmp_path / "docker"
+    docker.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/calls\n')
+    docker.chmod(0o755)
+    (tmp_path / containers.RECORD).write_text("inspect-t-iabc\n")
     script = """
-import os, subprocess
+import os, subprocess, sys
+from pathlib import Path
 from evalworker import job
 os.setsid()
 daemon = subprocess.Popen(["sleep", "300"], start_new_session=True)
 print(daemon.pid, flush=True)
-job._end_abandoned()
+job._end_abandoned(Path(sys.argv[1]))
 """
-    ended = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=60)
+    environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, env=environment)
     assert ended.returncode == -signal.SIGKILL
     assert not alive(int(ended.stdout))
+    assert (
+        "ps --all --quiet --filter label=com.docker.compose.project=inspect-t-iabc" in (tmp_path / "calls").read_text()
+    )
 
 
 def test_a_descriptor_that_means_another_file_by_now_is_not_written_to(tmp_path: Any) -> None:
     """User code closes all descriptors; the next file that is opened gets the pipe's number."""
     ours, theirs = Pipe()
-    line = AgentLine(theirs)
+    line = AgentLine(theirs, tmp_path)
     number = theirs.fileno()
     victim = os.open(tmp_path / "log.eval", os.O_RDWR | os.O_CREAT)
     os.dup2(victim, number)

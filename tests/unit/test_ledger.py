@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from evalops.fleet.ledger import JobState, Ledger
 from evalworker.contract.documents import JobSpec
-from evalworker.contract.events import Event, line
+from evalworker.contract.events import Event, line, written
 from evalworker.contract.failures import Category
 from evalworker.contract.ids import digest_of_keys, sample_key
 from evalworker.contract.messages import AttemptDone, SampleCounts, SampleDone, read_from_worker
@@ -90,8 +90,8 @@ class Controller:
 
     def write(self, events: list[Event]) -> None:
         for event in events:
-            written = line(event, seq=len(self.stream) + 1, fleet_id=FLEET, ts=now())
-            self.stream.append(json.loads(written))
+            full = written(event, seq=len(self.stream) + 1, fleet_id=FLEET, ts=now())
+            self.stream.append(json.loads(line(full)))
 
 
 def final(stream: list[Event]) -> dict[tuple[str, int], Event]:

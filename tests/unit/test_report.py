@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections import Counter
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 
@@ -14,6 +15,8 @@ from evalops.logs.metadata import Models
 from evalops.logs.survey import survey
 from evalops.report import build, stats, timeline, write
 from evalworker.contract import layout
+from evalworker.contract.documents import JobSpec, Manifest
+from evalworker.contract.wire import now
 from evalworker.storage import open_storage
 
 RUN, OTHER = "2026-11-29-14-05-33-1a2b3c4d", "2026-11-28-14-05-33-1a2b3c4d"
@@ -173,6 +176,39 @@ def test_all_that_a_person_looks_for_is_there(tmp_path):
     text = _report(tmp_path)
     for wanted in ("RateLimitError", "&gt; $3.50", "unknown price", "../../working/", "95 % interval", "Time line"):
         assert wanted in text
+
+
+JOBS = {name: f"{number:016x}" for number, name in enumerate(("s1", "s2", "whole", "other"))}
+
+
+def _ends(ends):
+    common = {"task": "t", "model": "m/m", "status": "failed", "duration_s": 1, "error_summary": "why"}
+    return [_event("job_done", 1, "w", job_id=JOBS[name], failure_category=why, **common) for name, why in ends]
+
+
+@pytest.mark.parametrize(
+    ("ends", "failures"),
+    [
+        ([("s1", "oom"), ("s2", None), ("whole", "task_error")], {"oom (job)": 1}),
+        ([("s1", "oom"), ("s2", "oom"), ("whole", "task_error"), ("other", "oom")], {"oom (job)": 2}),
+        ([("s1", None), ("s2", None), ("whole", "task_error")], {"task_error (job)": 1}),
+        ([("s1", "oom"), ("s2", None), ("whole", None)], {}),
+        ([("s1", "oom"), ("s2", None), ("whole", "task_error"), ("s1", None), ("whole", None)], {}),
+        ([("s1", "oom")], {"oom (job)": 1}),
+    ],
+)
+def test_a_failed_shard_and_its_merge_are_one_failure(tmp_path, ends, failures):
+    common = {"task": "t.py@t", "name": "t", "model": "m/m", "samples": 1}
+    jobs = [JobSpec(job_id=JOBS[name], **common) for name in ("s1", "s2", "other")]
+    jobs.append(JobSpec(job_id=JOBS["whole"], merges=[JOBS["s1"], JOBS["s2"]], **common))
+    assert Counter(f"{event['failure_category']} (job)" for event in build._failed_ends(_ends(ends), jobs)) == failures
+    storage = open_storage(str(tmp_path))
+    manifest = Manifest(
+        fleet_id=RUN, created=now(), backend="local", jobs=jobs, arguments={}, models=["m/m"], submit_dir="."
+    )
+    storage.put(layout.manifest(RUN), manifest.to_bytes())
+    values = build.context(survey(places.of_run(RUN, storage), Models().price), _ends(ends), Models())
+    assert {failure.category: failure.count for failure in values["failures"]} == failures
 
 
 def test_two_runs_are_compared_by_task_model_and_arguments(tmp_path):

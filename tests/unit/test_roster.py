@@ -43,6 +43,19 @@ def test_a_worker_of_which_nothing_is_heard_is_silent() -> None:
     assert roster.silent(LOST_AFTER_S + 1) == ["a"]
 
 
+def test_a_worker_drains_from_its_word_to_its_goodbye() -> None:
+    """In whatever order its last messages come."""
+    roster = Roster()
+    for name in ("a", "b"):
+        online(roster, name)
+    beat(roster, "b", 1, leaving="spot")
+    beat(roster, "b", 2)
+    assert roster.draining == {"b": "spot"}
+    roster.left("b")
+    beat(roster, "b", 3, leaving="spot")
+    assert roster.draining == {}
+
+
 def test_while_nobody_listens_nobody_is_silent() -> None:
     roster = Roster()
     online(roster, "a")

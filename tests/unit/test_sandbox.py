@@ -11,6 +11,7 @@ from evalops.commands.sandbox import sandbox
 from evalops.sandbox import check, fetch, images
 from evalops.sandbox.docker import DockerError
 from evalops.sandbox.images import Image
+from evalworker.contract.labels import project_mark
 
 GOOD = check.Facts(
     engine="28.2.2",
@@ -185,13 +186,17 @@ def docker(tmp_path, monkeypatch):
     return fake
 
 
+def _project(day):
+    return f"inspect-t-i{project_mark(f'2026-11-{day}-14-05-33-1a2b3c4d', 'a' * 16)}x1y2z3"
+
+
 def test_cleanup_asks_for_the_label_and_removes_containers_before_networks(docker):
     docker.answer(
         ps=(
             0,
-            "c1\tagent\t2026-11-29-14-05-33-1a2b3c4d/aaaaaaaaaaaaaaaa\nc2\tother\t2026-11-28-14-05-33-1a2b3c4d/bbbbbbbbbbbbbbbb\n",
+            f"c1\tagent\t{_project(29)}\nc2\tother\t{_project(28)}\nc3\tweb\tweb\nc4\tplain\tinspect-t-ix1y2z3\n",
         ),
-        network_ls=(0, "n1\tnet\t2026-11-29-14-05-33-1a2b3c4d/aaaaaaaaaaaaaaaa\n"),
+        network_ls=(0, f"n1\tnet\t{_project(29)}\n"),
         volume_ls=(0, ""),
     )
     said = CliRunner().invoke(sandbox, ["cleanup", "--dry-run", "--json"])
@@ -199,7 +204,7 @@ def test_cleanup_asks_for_the_label_and_removes_containers_before_networks(docke
     assert not [words for words in docker.asked if "rm" in words]
     CliRunner().invoke(sandbox, ["cleanup", "--run-id", "2026-11-29-14-05-33-1a2b3c4d"], catch_exceptions=False)
     lists = [words for words in docker.asked if "ls" in words or "ps" in words]
-    assert all("label=inspect-fleet.job" in words for words in lists)
+    assert all("label=com.docker.compose.project" in words for words in lists)
     assert [words for words in docker.asked if "rm" in words] == [
         ["rm", "--force", "--volumes", "c1"],
         ["network", "rm", "n1"],
@@ -207,7 +212,7 @@ def test_cleanup_asks_for_the_label_and_removes_containers_before_networks(docke
 
 
 def test_what_went_away_by_itself_is_no_failure(docker):
-    docker.answer(ps=(0, "c1\tagent\tx/y\n"), rm=(1, "Error: No such container: c1"))
+    docker.answer(ps=(0, f"c1\tagent\t{_project(29)}\n"), rm=(1, "Error: No such container: c1"))
     assert CliRunner().invoke(sandbox, ["cleanup"]).exit_code == 0
 
 

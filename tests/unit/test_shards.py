@@ -15,10 +15,11 @@ from evalops.fleet.ledger import Ledger
 from evalops.fleet.merges import Merges, at_once
 from evalops.logs import local_run, places, survey
 from evalops.logs.events import Progress
-from evalops.shards import LEAST, Wish, divide, how_many
+from evalops.shards import LEAST, Wish, divide, how_many, shard_jobs
 from evalworker.contract import layout
-from evalworker.contract.documents import JobDone, JobSpec, Manifest, Shard, total_samples, wholes
+from evalworker.contract.documents import JobDone, JobSpec, Manifest, Shard, total_samples, wholes, with_ids
 from evalworker.contract.failures import Category
+from evalworker.contract.ids import SampleId
 from evalworker.contract.messages import AttemptDone, SampleCounts, SampleDone
 from evalworker.contract.wire import now
 from evalworker.storage import LocalStorage
@@ -78,11 +79,38 @@ def test_a_sharded_task_is_planned_as_its_shards_and_a_merge_with_the_tasks_own_
     assert [job.shard.ids for job in first if job.shard] == [[1, 4, 7], [2, 5], [3, 6]]
     assert [job.samples for job in first] == [9, 6, 6]
     assert merge.merges == [job.job_id for job in first]
-    assert (merge.ids, merge.samples) == ([1, 2, 3, 4, 5, 6, 7], 21)
+    assert (merge.ids, merge.order, merge.samples) == ([], [], 21)
+    assert with_ids(merge, jobs).ids == [1, 2, 3, 4, 5, 6, 7]
     assert total_samples(jobs) == total_samples(whole) == 28
     again, _ = planned("epochs_mean", "groups", wish=Wish(count=3), limit=7)
     assert again == jobs
     assert JobSpec.model_validate_json(merge.model_dump_json()) == merge
+
+
+@given(st.lists(st.integers(0, 30) | st.text("ab1", max_size=2), min_size=2, unique_by=repr), st.integers(2, 5))
+def test_the_manifest_holds_each_id_once_and_a_merge_finds_all_in_order(ids: list[SampleId], count: int) -> None:
+    job = JobSpec(job_id="f" * 16, task="t.py@t", name="t", model="m/m", samples=len(ids))
+    slices = divide(ids, count, str)
+    jobs = shard_jobs(job, ids, slices, lambda name: f"{int(name.split('/')[0]):016x}")
+    assert sorted(
+        repr(each) for spec in jobs for each in [*spec.ids, *(spec.shard.ids if spec.shard else [])]
+    ) == sorted(map(repr, ids))
+    stored = [JobSpec.model_validate_json(spec.model_dump_json()) for spec in jobs]
+    assert list(map(repr, with_ids(stored[-1], stored).ids)) == list(map(repr, ids))
+    assert [with_ids(spec, stored) for spec in stored[:-1]] == stored[:-1]
+
+
+def test_a_merge_of_an_older_manifest_has_its_ids() -> None:
+    older = {
+        "job_id": "f" * 16,
+        "task": "t",
+        "name": "t",
+        "model": "m/m",
+        "samples": 2,
+        "merges": ["0" * 16],
+        "ids": [2, "1"],
+    }
+    assert with_ids(JobSpec.model_validate(older), []).ids == [2, "1"]
 
 
 def test_what_cannot_be_divided_stays_whole_and_is_said_when_it_was_asked_for() -> None:

@@ -1,7 +1,7 @@
 """The agent: takes jobs from the lane's queue while slots are free, keeps the fleet informed, and ends itself.
 
 Imports boto3 and never Inspect: it must start fast, and survive whatever a job does to its own process. Threads: the main thread waits
-for signals and for a reason to leave; one receives; one a slot; one each for posting, visibility, duties and partial logs.
+for signals and for a reason to leave; one receives; one a slot; one each for posting, visibility, duties, partial logs, left sandboxes.
 """
 
 import contextlib
@@ -53,6 +53,12 @@ ELSEWHERE_S = 3
 """How long a job that failed on this machine is left to others, at each of the first `ELSEWHERE_TRIES` times that it comes."""
 
 ELSEWHERE_TRIES = 2
+
+SANDBOXES_S = 2.0
+"""Between two looks for what ended jobs have left of sandboxes, and for an engine that may be away."""
+
+ENGINE_AWAY_S = 180.0
+"""How long a worker waits for a Docker engine that a job has missed, before it makes room for another one."""
 
 EXPIRED_S = 60.0
 """How long a worker may be without usable credentials: it can keep nothing of what it does."""
@@ -106,6 +112,7 @@ class Agent:
         self._disk_warned = False
         self._refused_since: float | None = None
         self._idle_since = time.monotonic()
+        self._engine_missed: float | None = None
 
     @property
     def limits(self) -> Limits:
@@ -120,13 +127,13 @@ class Agent:
         signal.signal(signal.SIGINT, lambda *_: self.leave("sigint"))
         adopt_orphans()
         self.worker.launcher.warm()
-        containers.clean_up_after(self.worker.work, self._log.line)
+        containers.inherit(self.worker.work)
         self._post(self._online())
         (self.config.work / "online").touch()  # boot.sh asks: has this worker ever come up?
         if self.config.imds or self.config.lifecycle == "spot":
             notice.watch(self.leave, self._log.line)
         self._compare_versions()
-        for target in (self._receive, self._duties, self._partials):
+        for target in (self._receive, self._duties, self._partials, self._sandboxes):
             threading.Thread(target=self._guarded, args=(target,), daemon=True, name=target.__name__).start()
         while self._leaving is None:
             time.sleep(0.2)  # signals are handled here; waiting on a lock would hold them up
@@ -154,6 +161,8 @@ class Agent:
             attempt.interrupt(why)
             if self.worker.control.at_once and attempt.process is not None:
                 attempt.process.kill()
+        with contextlib.suppress(OSError):  # of the figures in it: to go matters more than to say so
+            self._post(self._heartbeat(reason), urgent=True)
         end = time.monotonic() + LEAVE_WITHIN_S
         with self._changed:
             self._changed.wait_for(lambda: not self._running, LEAVE_WITHIN_S)
@@ -165,6 +174,9 @@ class Agent:
         with self._changed:
             self._changed.wait_for(lambda: not self._running, AFTER_KILL_S)
         self.worker.launcher.close()
+        last = threading.Thread(target=containers.clean_up_after, args=(self.worker.work, self._log.line), daemon=True)
+        last.start()
+        last.join(max(2.0, end - time.monotonic()))  # an engine may hang
         self.worker.keeper.stop()
         self._read_control()
         over = self.worker.control.state == "ended"
@@ -199,7 +211,7 @@ class Agent:
 
     def _may_take(self) -> bool:
         control = self.worker.control
-        if control.state != "running" or now() >= control.deadline:
+        if self._engine_missed is not None or control.state != "running" or now() >= control.deadline:
             return False
         silent = now() - control.beat > timedelta(seconds=control.limits.controller_silent_s)
         return not (control.budgeted and silent) and self._has_disk()
@@ -289,6 +301,8 @@ class Agent:
             with self._changed:
                 del self._running[receipt]
                 self._refused += attempt.heard.look.rate_limited
+                if attempt.category is Category.SANDBOX and self._engine_missed is None:
+                    self._engine_missed = time.monotonic()
                 self._idle_since = time.monotonic()
                 if attempt.has_run:  # what was only published, or refused by storage, says nothing of the load
                     self._adapt(attempt.category)
@@ -395,6 +409,27 @@ class Agent:
                 if attempt.partial_due():
                     attempt.save_partial()
 
+    def _sandboxes(self) -> None:
+        """Remove what ended attempts have left; after a sandbox's failure, wait for the engine before the next job is taken."""
+        said: set[str] = set()
+
+        def once(text: str) -> None:
+            if text not in said:
+                said.add(text)
+                self.worker.log(text)
+
+        while self._leaving is None:
+            time.sleep(SANDBOXES_S)
+            containers.clean_up_after(self.worker.work, once)
+            if (missed := self._engine_missed) is None:
+                continue
+            if containers.engine_answers():
+                self._engine_missed = None
+            elif time.monotonic() - missed > ENGINE_AWAY_S:
+                self.leave("docker")
+            else:
+                once("the Docker engine does not answer: no job is taken until it does")
+
     # Messages
 
     def _post(self, message: FromWorker, *, urgent: bool = False) -> None:
@@ -418,7 +453,7 @@ class Agent:
         if planned != here and planned is not None and self.manifest.lock is None:
             self.worker.warn(f"{self.config.instance_id} runs Inspect {here}, the run was planned with {planned}")
 
-    def _heartbeat(self) -> Heartbeat:
+    def _heartbeat(self, leaving: str | None = None) -> Heartbeat:
         with self._changed:
             running = list(self._running.values())
             limited = sum(attempt.heard.look.rate_limited for attempt in running)
@@ -436,6 +471,7 @@ class Agent:
             refused=refused,
             waits={attempt.spec.job_id: attempt.waiting_for for attempt in running},
             hung=[hung.popleft() for _ in range(min(MOST_HUNG, len(hung)))],
+            leaving=leaving,
         )
 
 

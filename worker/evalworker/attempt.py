@@ -18,7 +18,7 @@ from typing import Any
 
 from evalworker import containers, job, partials, publish, redact
 from evalworker.contract import layout
-from evalworker.contract.documents import JobSpec, Manifest
+from evalworker.contract.documents import JobSpec, Manifest, with_ids
 from evalworker.contract.failures import Category, retry_delay
 from evalworker.contract.messages import AttemptDone, Job, fit
 from evalworker.contract.wire import now
@@ -70,6 +70,7 @@ class Attempt:
         self.connections: int | None = None
         self.category: Category | None = None
         self.has_run = False
+        self._ended_itself = False
         self._killed_for: Category | None = None
         self._tail: deque[bytes] = deque(maxlen=20)
         self._output = redact.stream()
@@ -157,8 +158,18 @@ class Attempt:
             with self._receiving:
                 self._over = True
                 self.worker.keeper.release(self.received.receipt)
-            containers.clean_up(self._dir, self.worker.log)
-            shutil.rmtree(self._dir, ignore_errors=True)
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove the attempt's sandboxes and its directory; sandboxes that are not surely gone are looked at again."""
+        gone = containers.clean_up(self._dir, self.worker.log)
+        if not gone or not self._ended_itself:
+            try:
+                containers.set_aside(self._dir)
+            except OSError as error:  # a full disk: the directory stays, and the next worker in it sees to it
+                self.worker.log(f"job {self.spec.job_id}: its sandboxes could not be noted: {error}")
+                return
+        shutil.rmtree(self._dir, ignore_errors=True)
 
     def _fail_unrecorded(self, error: StorageError) -> None:
         """Storage has refused this attempt for good: its end cannot be recorded, so it is only told.
@@ -197,6 +208,7 @@ class Attempt:
                 self._follow(process, started)
             finally:  # whatever went wrong here, no job runs on unseen
                 status = self.worker.launcher.finish(process)
+                self._ended_itself = status is not None and status >= 0
             self._drain(process)
             self._read_end_file()
         finally:
@@ -229,8 +241,7 @@ class Attempt:
 
     def _try_again(self) -> None:
         self.heard = _Heard()
-        containers.clean_up(self._dir, self.worker.log)
-        shutil.rmtree(self._dir, ignore_errors=True)
+        self._tidy()
         self._try_once()
 
     def _earlier_ends(self) -> Iterator[AttemptDone]:
@@ -252,7 +263,7 @@ class Attempt:
         return job.Order(
             fleet_id=self.message.fleet_id,
             round=self.message.round,
-            spec=self.spec,
+            spec=with_ids(self.spec, self.manifest.jobs),
             attempt=self.message.attempt,
             instance_id=self.worker.config.instance_id,
             arguments=self.manifest.arguments,

@@ -674,8 +674,8 @@ def task_sandboxes(specs: list[str], task_args: dict[str, Any]) -> list[SandboxO
     return found
 
 
-def name_sandbox_projects(job_id: str, record: Path) -> None:
-    """Give this process's Compose projects names that hold the job's id, and write each name to `record` before it is used.
+def name_sandbox_projects(mark: str, record: Path) -> None:
+    """Give this process's Compose projects names that hold the job's mark, and write each name to `record` before it is used.
 
     Compose labels all containers, networks and volumes with the project's name. The names keep Inspect's own pattern, so that
     Inspect's own clean-up goes on finding them. For a job process: the change lasts as long as the process.
@@ -684,9 +684,9 @@ def name_sandbox_projects(job_id: str, record: Path) -> None:
     original = _internal(module, "task_project_name")
 
     def task_project_name(task: str) -> str:
-        # inspect-<task>-i<random>: the id comes before what is random
+        # inspect-<task>-i<random>: the mark comes before what is random
         head, _, tail = original(task).rpartition("-i")
-        name = f"{head}-i{job_id}{tail}"
+        name = f"{head}-i{mark}{tail}"
         with record.open("a") as file:
             file.write(f"{name}\n")
         return name

@@ -23,6 +23,7 @@ from evalworker.contract.documents import JobSpec
 from evalworker.contract.failures import EXIT_CONFIG
 from evalworker.contract.ids import sample_key
 from evalworker.contract.jsonio import portable
+from evalworker.contract.labels import project_mark
 from evalworker.contract.messages import Hung, SampleCounts, SampleDone, fit
 from evalworker.contract.wire import Part
 from evalworker.processes import adopt_orphans, children, kill_tree
@@ -112,12 +113,14 @@ def main(order: Order, pipe: Connection, output: Connection) -> None:
     if order.forked and preload_settings.threads != 1:
         sys.exit(EXIT_UNSAFE_FORK)
     _settle(order, output)
-    line = AgentLine(pipe)
+    line = AgentLine(pipe, Path(order.log_dir).parent)
     with line:
         end, status = _run(order, line)
         body = end.model_dump_json().encode()
         if not line.send(END, body):
             Path(order.log_dir).with_name(END_FILE).write_bytes(body)
+        if line.abandoned:
+            containers.clean_up(line.folder, lambda _: None)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -151,10 +154,14 @@ def _settle(order: Order, output: Connection) -> None:
         sys.modules["numpy"].random.seed()
 
 
-def _end_abandoned() -> None:
-    """Nobody is left to kill this job: end what it has started, daemons among them, then its own group."""
+def _end_abandoned(folder: Path) -> None:
+    """Nobody is left to kill this job: end what it has started, daemons and sandboxes among them, then its own group.
+
+    Args: folder: the attempt's.
+    """
     for child in children(os.getpid()):
         kill_tree(child)
+    containers.clean_up(folder, lambda _: None)
     os.killpg(os.getpid(), signal.SIGKILL)
 
 
@@ -172,8 +179,11 @@ class AgentLine:
     and ends.
     """
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pipe: Connection, folder: Path) -> None:
+        """Args: folder: the attempt's own."""
         self._pipe = pipe
+        self.folder = folder
+        self.abandoned = False
         self._is = _identity(pipe)
         self._sending = threading.Lock()
         self._interruptible = False
@@ -223,8 +233,9 @@ class AgentLine:
             try:
                 said = json.loads(self._pipe.recv_bytes())
             except (EOFError, OSError):
+                self.abandoned = True
                 self._stop()
-                threading.Timer(ABANDONED_GRACE_S, _end_abandoned).start()
+                threading.Timer(ABANDONED_GRACE_S, _end_abandoned, [self.folder]).start()
                 return
             if said.get("stop"):
                 self._stop()
@@ -297,7 +308,9 @@ def _run(order: Order, line: AgentLine) -> tuple[JobEnd, int]:
             streaming.on_sample = connections.apply  # Inspect makes a model's limiter with its first call
             line.follow("connections", connections.change)
         streamer.start(streaming)
-        inspect_internals.name_sandbox_projects(spec.job_id, log_dir.with_name(containers.RECORD))
+        inspect_internals.name_sandbox_projects(
+            project_mark(order.fleet_id, spec.job_id), log_dir.with_name(containers.RECORD)
+        )
         from inspect_ai import eval_set
 
         with Lookout(streaming, tell, order.hung_after_s, order.on_hung), line.interruptible():

@@ -16,7 +16,7 @@ from evalops import ui
 from evalops.batch import logstream, names, states
 from evalops.batch.follow import Follower
 from evalops.batch.progress import ProgressLine
-from evalops.batch.record import Target
+from evalops.batch.record import Target, places
 from evalops.batch.results import LiveResults
 from evalworker import aws
 from evalworker.aws import Fault, ServiceError
@@ -104,6 +104,7 @@ class Monitor:
         self._logs_denied = False
         self._results_at = clock()
         self._first_results = True
+        self._places: dict[str, int] | None = None
         self._waiting_since: float | None = None
         self._failures_shown = 0
         self._ended_at: float | None = None
@@ -270,7 +271,7 @@ class Monitor:
             return
         begun = self._clock()
         try:
-            found = self._results.poll()
+            found = self._results.poll(None if force or self._first_results else self._running())
         except ServiceError as error:
             if error.credentials and not force:
                 raise
@@ -284,6 +285,15 @@ class Monitor:
         self._first_results = False
         for result in found:
             self.view.note(f"result  {result.line()}")
+
+    def _running(self) -> list[str] | None:
+        """The manifest's jobs that children run right now; None where that is not known."""
+        if self._results is None or self._target.round is None:
+            return None
+        if self._places is None:
+            self._places = places(self._target.round)
+        running = [job.id for job in self.follower.runs if job.state in ("STARTING", "RUNNING")]
+        return [self._results.jobs[self._places[child]] for child in running if child in self._places]
 
     def _draw(self, *, force: bool = False) -> None:
         """The progress line."""

@@ -148,6 +148,15 @@ def children(jobs: list[BatchSubmission]) -> Iterator[str]:
             yield from (f"{job.job_id}:{index}" for index in range(job.size))
 
 
+def places(round_: BatchRound) -> dict[str, int]:
+    """Of each of the round's jobs that runs, plain or an array's child: the place in the manifest of what it runs."""
+    found: dict[str, int] = {}
+    for each in round_.submissions:
+        for number, child in enumerate(children([each])):
+            found[child] = round_.jobs[each.offset + number]
+    return found
+
+
 def run_of(name: str) -> str | None:
     """The run that a job's name tells of."""
     return names.run_of(name)

@@ -1,10 +1,10 @@
 """The results of a run's samples while it runs: read from its logs on S3 and from the buffers that Inspect copies beside them.
 
-Called by the monitor every few seconds: one listing, then only what has changed. Samples are told apart by execution, so one that a
-retry keeps is shown once, and one that ran again is counted.
+Called by the monitor every few seconds: a listing of the published logs and of what running children keep, then only what has changed.
+Samples are told apart by execution, so one that a retry keeps is shown once, and one that ran again is counted.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,9 @@ from evalworker.storage import Info, Storage, StorageError
 
 LARGEST_SUMMARIES = 4_000_000
 """Bytes: a log whose summaries are larger is counted from its header when the run has ended."""
+
+MOST_LISTED = 50
+"""Running children of an array whose logs are listed at one look; more than so many have their turns."""
 
 THREADS = 8
 
@@ -50,14 +53,17 @@ class LiveResults:
     """What has ended so far.
 
     Attributes:
-        finished, errored: samples. again: executions that replaced a finished one. planned: samples of the run.
+        finished, errored: samples. again: executions that replaced a finished one. planned: samples of the run. jobs: the ids of its jobs,
+            in the manifest's order.
     """
 
     def __init__(self, storage: Storage, manifest: Manifest, *, array: bool) -> None:
         self.storage = storage
-        self._prefixes = [layout.working(manifest.fleet_id)]
-        if array:
-            self._prefixes.append(layout.partials(manifest.fleet_id))
+        self._run_id = manifest.fleet_id
+        self._array = array
+        self._turns: dict[str, int] = {}
+        self._looks = 0
+        self.jobs = [job.job_id for job in manifest.jobs]
         self.planned = sum(job.samples for job in manifest.jobs)
         self._etags: dict[str, str] = {}
         self._names: dict[str, tuple[str, str, str]] = {}
@@ -74,12 +80,18 @@ class LiveResults:
         """Samples whose last execution ended with an error."""
         return sum(1 for _, errored in self._ended.values() if errored)
 
-    def poll(self) -> list[Result]:
-        """What has ended since the last look. Raises StorageError when the run cannot be listed."""
+    def poll(self, running: Collection[str] | None = None) -> list[Result]:
+        """What has ended since the last look. Raises StorageError when the run cannot be listed.
+
+        Args:
+            running: the manifest's jobs that an array's children run right now: of them alone the unfinished logs are looked at, and once
+                more of each that has ended since. None looks at all that there are.
+        """
         logs: dict[str, Info] = {}
         fresh: list[tuple[str, Info]] = []
-        for prefix in self._prefixes:
-            directory = list_directory(self.storage, prefix)
+        with ThreadPoolExecutor(THREADS) as pool:
+            listed = list(pool.map(lambda prefix: list_directory(self.storage, prefix), self._prefixes(running)))
+        for directory in listed:
             logs |= {info.key: info for info in directory.logs}
             buffers = {layout.buffer_of(info.key): info.key for info in directory.logs}
             changed = [(info.key, info) for info in directory.logs if self._changed(info)]
@@ -90,6 +102,23 @@ class LiveResults:
         with ThreadPoolExecutor(THREADS) as pool:
             found = list(pool.map(lambda each: self._read(logs[each[0]], each[1]), fresh))
         return [result for log, some in zip(fresh, found, strict=True) for result in self._new(log[0], some)]
+
+    def _prefixes(self, running: Collection[str] | None) -> list[str]:
+        """What is listed at this look."""
+        found = [layout.working(self._run_id)]
+        if self._array and running is None:
+            found.append(layout.partials(self._run_id))
+        elif self._array and running is not None:
+            self._looks += 1
+            ended = self._turns.keys() - set(running)
+            waits = sorted(running, key=lambda job_id: self._turns.get(job_id, 0))
+            chosen = [*sorted(ended), *waits][:MOST_LISTED]
+            for job_id in chosen:
+                self._turns[job_id] = self._looks
+            for job_id in ended & set(chosen):
+                del self._turns[job_id]
+            found += [layout.partial(self._run_id, job_id) for job_id in chosen]
+        return found
 
     def _changed(self, info: Info) -> bool:
         return self._etags.get(info.key) != info.etag

@@ -19,6 +19,7 @@ from evalops.fleet import look, preflight, takeover
 from evalops.fleet.ledger import JobState
 from evalops.fleet.ownership import controller_gone
 from evalops.fleet.request import Request
+from evalops.fleet.standing import WorkerRow
 from evalops.fleet.stream import Fenced
 from evalops.fleet.view import line_of, scores_text
 from evalops.settings import settings
@@ -140,9 +141,9 @@ def _connections_line(control: Control) -> str:
     return f"{control.limits.fleet_connections} model connections: {', '.join(shares) or 'no worker has any yet'}"
 
 
-def _worker_row(sight: look.Sight, worker: look.WorkerRow) -> list[object]:
+def _worker_row(sight: look.Sight, worker: WorkerRow) -> list[object]:
     state = _worker_state(sight, worker)
-    runs = state == "online"
+    runs = sight.control.state != "ended" and worker.state == "online"
     uptime = ui.seconds_text((now() - worker.since).total_seconds()) if runs else None
     shown = [worker.instance_id, worker.instance_type, worker.lifecycle, worker.slots, state]
     return [*shown, stamp(worker.since), uptime]
@@ -176,9 +177,14 @@ def _usd(spent: Spending) -> str:
     return f"not known ({ui.money_text(spent.known_usd)} of them is)" if spent.known_usd else "not known"
 
 
-def _worker_state(sight: look.Sight, worker: look.WorkerRow) -> str:
+def _worker_state(sight: look.Sight, worker: WorkerRow) -> str:
     """A worker that leaves when its fleet ends sends no word of it."""
-    return "ended" if sight.control.state == "ended" and worker.state == "online" else worker.state
+    if worker.state != "online":
+        return worker.state
+    if sight.control.state == "ended":
+        return "ended"
+    reason = sight.control.draining.get(worker.instance_id)
+    return "online" if reason is None else f"draining ({reason})"
 
 
 def _job_row(job: JobState, shards: list[JobState]) -> list[object]:

@@ -113,7 +113,7 @@ def _images(tasks: tuple[str, ...], task_names: tuple[str, ...], task_args: tupl
 @dry_run_option
 @json_option
 def cleanup(run_id: str | None, dry_run: bool, as_json_: bool) -> None:
-    """Remove the containers, networks and volumes that jobs left behind: those with this toolkit's label, no others."""
+    """Remove the containers, networks and volumes that jobs left behind: those of Compose projects named after a job, no others."""
     try:
         found = leftovers.find(run_id)
         if not dry_run:

@@ -76,7 +76,7 @@ class Controller:
         self.staff.look_after()
         self.dispatch.cycle()
         divided = fleet.connections.look(fleet.roster.workers, time.monotonic())
-        if fleet.every("beat", BEAT_S) or divided:
+        if fleet.every("beat", BEAT_S) or divided or fleet.roster.draining != fleet.control.draining:
             self.heartbeat.beat()
         self._react()
         fleet.view.show(fleet.ledger, fleet.pool.alive, fleet.waiting_for(), fleet.watch.rate_limited)

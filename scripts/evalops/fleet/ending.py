@@ -167,6 +167,8 @@ class Ending:
         fleet.view.show(fleet.ledger, fleet.pool.alive, force=True)
         fleet.view.end()
         fleet.insist("storage", self._inbox.store_all)
+        with fleet.surviving("storage"):
+            self._inbox.show()
         with fleet.surviving("the timings"):
             placement.write(fleet.storage, fleet.ledger, fleet.fleet_id)
         end = time.monotonic() + INSIST_S

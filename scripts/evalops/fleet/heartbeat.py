@@ -40,6 +40,7 @@ class Heartbeat:
             "waiting_for": fleet.waiting_for() or fleet.watch.waits or None,
             "connections": fleet.connections.shares,
             "pressure": fleet.watch.pressure,
+            "draining": fleet.roster.draining,
         }
         control = fleet.control.model_copy(update=said)
         with fleet.surviving("storage"):

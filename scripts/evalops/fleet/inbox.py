@@ -6,6 +6,7 @@ A message is deleted only after the segment that tells of it is stored. What a m
 import time
 from collections.abc import Callable
 
+from evalops.fleet import standing
 from evalops.fleet.fleet import Fleet
 from evalops.fleet.pump import Pump
 from evalworker.contract import layout
@@ -33,6 +34,7 @@ class Inbox:
         self._pump = Pump(fleet.events)
         self._heard: float | None = None
         self._ends: list[tuple[AttemptDone, str, float]] = []
+        self._show_every_s = standing.WRITE_EVERY_S
 
     def receive(self, apply: Callable[[FromWorker], None]) -> None:
         """Take what has come, in no order. Whoever could not be heard is not silent: the roster is told when that was our doing."""
@@ -117,6 +119,16 @@ class Inbox:
         if self._fleet.stream.due:
             with self._fleet.surviving("storage"):
                 self._pump.delete(self._fleet.stream.store())
+                if self._fleet.every("standing", self._show_every_s):
+                    self.show()
+
+    def show(self) -> None:
+        """Write how the fleet stands, right after `store`: what waits to be stored would be counted twice. Raises StorageError."""
+        fleet, begun = self._fleet, time.monotonic()
+        standing.write(
+            fleet.storage, standing.of(fleet.fleet_id, fleet.ledger, fleet.stream.noted, fleet.stream.segment)
+        )
+        self._show_every_s = max(standing.WRITE_EVERY_S, (time.monotonic() - begun) / standing.SHARE)
 
     def store_all(self) -> None:
         """Store what there is and see its messages deleted. Raises ServiceError: call again."""

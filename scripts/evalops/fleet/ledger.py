@@ -63,6 +63,11 @@ class Sealed:
     tokens: int
     executions: "array[int]"
 
+    @classmethod
+    def without_samples(cls, cost_usd: float | None, tokens: int) -> "Sealed":
+        """For a ledger that is only looked at."""
+        return cls(cost_usd, tokens, array("q"))
+
 
 @dataclass
 class JobState:
@@ -74,6 +79,7 @@ class JobState:
         failed_on: the worker on which an attempt failed that is tried again.
         settled: it is a shard, and the merge of its task has completed.
         sealed: what is left of all that once no resume can open the job again.
+        told: what a document says of its samples (`evalops.fleet.standing`), those of the stream since are in `said`; None otherwise.
     """
 
     spec: JobSpec
@@ -91,6 +97,7 @@ class JobState:
     failed_on: str | None = None
     sealed: Sealed | None = None
     settled: bool = False
+    told: SampleCounts | None = None
 
     @property
     def pair(self) -> Pair:
@@ -107,9 +114,14 @@ class JobState:
     @property
     def counts(self) -> SampleCounts:
         """Its samples: from its log once it has ended, from the stream before."""
-        if self.done is not None:
-            return self.done.samples
-        return SampleCounts(total=self.spec.samples, completed=len(self.said) - self.errored, errored=self.errored)
+        return self.streamed if self.done is None else self.done.samples
+
+    @property
+    def streamed(self) -> SampleCounts:
+        """Its samples as the stream tells; nothing once they are sealed."""
+        before = self.told or SampleCounts()
+        completed = before.completed + len(self.said) - self.errored
+        return SampleCounts(total=self.spec.samples, completed=completed, errored=before.errored + self.errored)
 
     def record(self) -> dict[str, Any]:
         """What programs are told of it: `--json` of a run and of its status."""
@@ -445,7 +457,9 @@ class Ledger:
             tokens = sum(int(entry.get("total_tokens") or 0) for entry in usage)
             key = sample_key(event["sample_id"], event["epoch"])
             errored = event["status"] == "errored"
-            job.stand(key, Said(event["uuid"], event["attempt"], errored, event.get("cost_usd"), tokens))
+            # one that replaces a sample that only a document has counted is counted already
+            if job.told is None or "replaces" not in event or key in job.said:
+                job.stand(key, Said(event["uuid"], event["attempt"], errored, event.get("cost_usd"), tokens))
             job.redone += "replaces" in event
         elif event["type"] == "sample_retry":
             job.retries_said.add(canonical([event["sample_id"], event["epoch"], event["uuid"]]))

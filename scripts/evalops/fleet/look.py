@@ -9,29 +9,16 @@ from typing import Any
 
 from evalops.ec2.machines import Spending, spending
 from evalops.ec2.machines import read as read_book
+from evalops.fleet import standing
 from evalops.fleet.ledger import Ledger
 from evalops.fleet.ownership import controller_gone
-from evalops.fleet.stream import read_events
+from evalops.fleet.standing import Noted, WorkerRow
+from evalops.fleet.stream import read_events, read_newer
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, MachineBook, Manifest
 from evalworker.contract.ids import BadId, check_run_id
 from evalworker.contract.wire import Unreadable, now
 from evalworker.storage import Missing, Storage
-
-RATE_S = 300.0
-"""The rate of samples is that of so many last seconds."""
-
-
-@dataclass
-class WorkerRow:
-    """One worker as the events tell of it."""
-
-    instance_id: str
-    lifecycle: str
-    slots: int
-    since: datetime
-    state: str = "online"
-    instance_type: str = ""
 
 
 @dataclass
@@ -41,11 +28,23 @@ class Sight:
     manifest: Manifest
     control: Control
     ledger: Ledger
-    workers: dict[str, WorkerRow] = field(default_factory=dict)
-    summary: dict[str, Any] | None = None
-    last_event: datetime | None = None
-    results: list[datetime] = field(default_factory=list)
+    noted: Noted = field(default_factory=Noted)
     book: MachineBook | None = None
+
+    @property
+    def workers(self) -> dict[str, WorkerRow]:
+        """Every worker that has come online, by its name."""
+        return self.noted.workers
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """Its `fleet_summary`; None while it has none."""
+        return self.noted.summary
+
+    @property
+    def last_event(self) -> datetime | None:
+        """When the stream's last line was written."""
+        return self.noted.last_event
 
     @property
     def spending(self) -> Spending | None:
@@ -80,10 +79,7 @@ class Sight:
     @property
     def samples_per_minute(self) -> float:
         """Results of the last five minutes, per minute."""
-        recent = [moment for moment in self.results if (now() - moment).total_seconds() < RATE_S]
-        if not recent:
-            return 0.0
-        return len(recent) / max(1.0, (now() - min(recent)).total_seconds()) * 60
+        return self.noted.samples_per_minute
 
     @property
     def waiting_for(self) -> str | None:
@@ -100,33 +96,24 @@ class Sight:
 
 
 def look(storage: Storage, fleet_id: str) -> Sight:
-    """Read one fleet. Raises Missing when there is none, StorageError, Unreadable."""
+    """Read one fleet: its documents, and the segments since its `standing.json`; all of them when there is none of this round.
+
+    Raises Missing when there is no such fleet, StorageError, Unreadable.
+    """
     manifest = Manifest.from_json(storage.get(layout.manifest(fleet_id)).body)
     control = Control.from_json(storage.get(layout.control(fleet_id)).body)
-    sight = Sight(manifest, control, Ledger(manifest.jobs, control.round), book=read_book(storage, fleet_id))
-    for event in read_events(storage, fleet_id):
+    book = read_book(storage, fleet_id)
+    known = standing.read(storage, fleet_id, control.round)
+    if known is None:
+        sight = Sight(manifest, control, Ledger(manifest.jobs, control.round), book=book)
+        events = read_events(storage, fleet_id)
+    else:
+        sight = Sight(manifest, control, standing.ledger_of(known, manifest.jobs), standing.noted_of(known), book)
+        events = read_newer(storage, fleet_id, known.segment)
+    for event in events:
         sight.ledger.replay(event)
-        _note(sight, event)
+        sight.noted.note(event, datetime.fromisoformat(event["ts"]))
     return sight
-
-
-def _note(sight: Sight, event: dict[str, Any]) -> None:
-    moment = datetime.fromisoformat(event["ts"])
-    sight.last_event = moment
-    name = event.get("instance_id", "")
-    if event["type"] == "worker_online":
-        sight.workers[name] = WorkerRow(
-            name, event["lifecycle"], event["slots"], moment, instance_type=event["instance_type"]
-        )
-    elif event["type"] in ("worker_lost", "worker_draining") and name in sight.workers:
-        sight.workers[name].state = "lost" if event["type"] == "worker_lost" else f"left ({event['reason']})"
-    elif event["type"] == "result":
-        if (now() - moment).total_seconds() < RATE_S:
-            sight.results.append(moment)
-    elif event["type"] == "fleet_summary":
-        sight.summary = event
-    elif event["type"] == "fleet_start":
-        sight.summary = None
 
 
 def fleets(storage: Storage, limit: int) -> list[tuple[str, Manifest | None, Control | None]]:

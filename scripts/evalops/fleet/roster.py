@@ -18,7 +18,10 @@ Fate = Literal["done", "failed boot", "lost"]
 
 @dataclass
 class Seen:
-    """What is known of one worker. `limited`: rate-limited model calls of what runs; `refused`: of all that it has run."""
+    """What is known of one worker.
+
+    `limited`: rate-limited model calls of what runs; `refused`: of all that it has run; `leaving`: why it drains, None while it does not.
+    """
 
     online: bool = False
     beat: float = 0.0
@@ -26,6 +29,7 @@ class Seen:
     running: frozenset[str] = frozenset()
     limited: int = 0
     refused: int = 0
+    leaving: str | None = None
 
 
 @dataclass
@@ -68,6 +72,7 @@ class Roster:
             for job_id in message.running:
                 self._begun.setdefault(job_id, worker.beat)
             worker.refused = max(worker.refused, message.refused)
+            worker.leaving = worker.leaving or message.leaving  # queues keep no order
 
     def ended(self, job_id: str) -> None:
         """An attempt of this job has ended: the next one begins anew."""
@@ -133,6 +138,11 @@ class Roster:
     def any_online(self) -> bool:
         """Whether any worker is online."""
         return any(worker.online for worker in self.workers.values())
+
+    @property
+    def draining(self) -> dict[str, str]:
+        """Workers that hand over what they run and have not gone yet, and why."""
+        return {name: worker.leaving for name, worker in sorted(self.workers.items()) if worker.leaving is not None}
 
     def running(self, at: float) -> set[str]:
         """The jobs that living workers have named in their last heartbeats."""

@@ -10,14 +10,16 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from evalops.fleet.standing import Noted
 from evalworker import redact
 from evalworker.contract import layout
-from evalworker.contract.events import Event, line
+from evalworker.contract.events import Event, line, written
 from evalworker.contract.wire import now
-from evalworker.storage import AlreadyExists, Storage
+from evalworker.storage import AlreadyExists, Missing, Storage
 
 STORE_AFTER_S = 2.0
 """The longest that a line waits before its segment is stored."""
@@ -40,7 +42,8 @@ class EventStream:
 
     Attributes:
         path: `events.jsonl`.
-        seq: of the last line. stored: of the last line that is in a segment.
+        seq: of the last line. stored: of the last line that is in a segment. segment: the last one's number.
+        noted: what all lines together tell of workers and results.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class EventStream:
         self.segment = 0
         self.seq = 0
         self.stored = 0
+        self.noted = Noted()
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def restore(self) -> Iterator[dict[str, Any]]:
@@ -73,6 +77,7 @@ class EventStream:
                 self.segment = number
                 for event in map(json.loads, body.splitlines()):
                     self.seq = event["seq"]
+                    self.noted.note(event, datetime.fromisoformat(event["ts"]))
                     yield event
         self.stored = self.seq
         self._install(partial)
@@ -106,7 +111,9 @@ class EventStream:
         lines = []
         for event in events:
             self.seq += 1
-            lines.append(line(redact.json_values(event), seq=self.seq, fleet_id=self._fleet_id, ts=moment))
+            full = written(redact.json_values(event), seq=self.seq, fleet_id=self._fleet_id, ts=moment)
+            self.noted.note(full, moment)
+            lines.append(line(full))
         text = "".join(lines)
         with contextlib.suppress(
             OSError
@@ -199,3 +206,11 @@ def read_events(storage: Storage, fleet_id: str) -> Iterator[dict[str, Any]]:
     """Every stored event of a fleet, in order: what commands that only look read."""
     for _, body in _segments(storage, fleet_id):
         yield from map(json.loads, body.splitlines())
+
+
+def read_newer(storage: Storage, fleet_id: str, segment: int) -> Iterator[dict[str, Any]]:
+    """The events after a segment, in order: numbers have no gap, so one more read than there are segments tells the end."""
+    with contextlib.suppress(Missing):
+        while True:
+            segment += 1
+            yield from map(json.loads, storage.get(layout.segment(fleet_id, segment)).body.splitlines())

@@ -11,16 +11,22 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from evalworker import containers
 from evalworker.processes import alive, signal_name
+from evalworker.worker import Log
 
 STOP_S = 55.0
 """How long stopped workers may flush before they are killed; they give themselves 50 s."""
+
+SANDBOXES_S = 15.0
+"""How long the end of a fleet waits until nothing is left of the sandboxes of killed workers' jobs."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +187,7 @@ class LocalPool(Pool):
         self._slots = slots
         self._environment = dict(environment)
         self._processes: dict[str, Process] = {}
+        self._ended_well: set[str] = set()
 
     def start(self, count: int) -> None:
         """Launch `count` more workers."""
@@ -214,6 +221,8 @@ class LocalPool(Pool):
         for work in self._folder.iterdir() if self._folder.is_dir() else ():
             if (adopted := Adopted.of(work)) is not None:
                 self._processes[work.name] = adopted
+            else:
+                self._clean_up(work)
         return len(self._processes)
 
     def ended(self) -> list[Lost]:
@@ -228,11 +237,39 @@ class LocalPool(Pool):
             reason = f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
             found.append(Lost(name, "ended" if status == 0 else reason, lines))
             if status == 0:
-                self._tidy(name)
+                self._ended_well.add(name)
+            else:
+                self._clean_up(self._folder / name)
+        self._tidy()
         return found
 
-    def _tidy(self, name: str) -> None:
-        shutil.rmtree(self._folder / name, ignore_errors=True)
+    def _tidy(self) -> None:
+        """Remove the directories of workers that have ended well; one that notes sandboxes stays until these are gone."""
+        for name in list(self._ended_well):
+            if containers.nothing_noted(self._folder / name):
+                self._ended_well.discard(name)
+                shutil.rmtree(self._folder / name, ignore_errors=True)
+
+    def _clean_up(self, work: Path) -> threading.Thread | None:
+        """Begin to remove the sandboxes that a dead worker's jobs have left; None if there are none to look for.
+
+        In a thread: an engine that hangs must not hold up the fleet.
+        """
+        containers.inherit(work)
+        if containers.nothing_noted(work):
+            return None
+        log = Log(work / "worker.log").line
+        thread = threading.Thread(target=containers.clean_up_after, args=(work, log), daemon=True)
+        thread.start()
+        return thread
+
+    def _clean_up_all(self) -> None:
+        """The same for all of them at the end, until nothing is left or it has taken too long."""
+        end = time.monotonic() + SANDBOXES_S
+        for work in self._folder.iterdir() if self._folder.is_dir() else ():
+            while time.monotonic() < end and (cleaning := self._clean_up(work)) is not None:
+                cleaning.join(max(0.1, end - time.monotonic()))
+                time.sleep(0.2)
 
     def _last_lines(self, name: str) -> list[str]:
         lines: list[str] = []
@@ -259,7 +296,9 @@ class LocalPool(Pool):
                 process.kill()
                 process.wait()
             if process.returncode == 0:
-                self._tidy(name)
+                self._ended_well.add(name)
+        self._clean_up_all()
+        self._tidy()
         self._processes.clear()
         if self._folder.is_dir() and not any(self._folder.iterdir()):
             self._folder.rmdir()

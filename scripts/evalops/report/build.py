@@ -24,6 +24,7 @@ from evalops.logs.rows import Row, bare, number
 from evalops.logs.survey import Survey, survey
 from evalops.report import stats, timeline
 from evalworker.contract import layout
+from evalworker.contract.documents import JobSpec
 from evalworker.contract.failures import classify_exception
 from evalworker.storage import LocalStorage, Storage, StorageError
 
@@ -257,15 +258,11 @@ def _failures(found: Survey, events: Sequence[dict[str, Any]]) -> list[Failure]:
         else:
             known.count += count
 
-    for event in events:
-        if event["type"] == "job_done" and event.get("failure_category"):
-            text = event.get("error_summary") or "no error text"
-            add(
-                f"{event['failure_category']} (job)",
-                str(event.get("task") or ""),
-                str(event.get("model") or ""),
-                str(text),
-            )
+    for event in _failed_ends(events, found.manifest.jobs if found.manifest else []):
+        text = event.get("error_summary") or "no error text"
+        add(
+            f"{event['failure_category']} (job)", str(event.get("task") or ""), str(event.get("model") or ""), str(text)
+        )
     wanted = [one for one in found.chosen if one.log.facts.errored or one.log.facts.error][:SUMMARY_LOGS]
     for one in wanted:
         facts = one.log.facts
@@ -276,6 +273,18 @@ def _failures(found: Survey, events: Sequence[dict[str, Any]]) -> list[Failure]:
         if one.log.facts.status == "unreadable":
             add("unreadable log", one.log.name, "", one.log.facts.reason or "")
     return sorted(seen.values(), key=lambda failure: -failure.count)
+
+
+def _failed_ends(events: Sequence[dict[str, Any]], jobs: Sequence[JobSpec]) -> list[dict[str, Any]]:
+    """The last ends of what failed, one of each (task, model): of a task in shards a shard's, its merge's only when no shard failed."""
+    whole = {shard: job.job_id for job in jobs for shard in job.merges}
+    last = {str(event.get("job_id")): event for event in events if event["type"] == "job_done"}
+    failed: dict[str, dict[str, Any]] = {}
+    for job_id, event in last.items():
+        about = whole.get(job_id, job_id)
+        if event.get("failure_category") and last.get(about, event).get("failure_category"):
+            failed.setdefault(about, event)
+    return list(failed.values())
 
 
 def _sample_errors(found: Survey, one: Chosen) -> list[str]:

@@ -1,10 +1,10 @@
-"""Removing what jobs left behind: containers, networks and volumes with this toolkit's label, and nothing else."""
+"""Removing what jobs left behind: containers, networks and volumes of Compose projects named after a job, and nothing else."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from evalops.sandbox.docker import lines, remove
-from evalworker.contract.labels import JOB_LABEL
+from evalworker.contract.labels import PROJECT_LABEL, mark_of, run_mark
 
 _LISTS = {
     "container": ("ps", "--all", "--format", "{{.ID}}\t{{.Names}}"),
@@ -16,7 +16,7 @@ _LISTS = {
 
 @dataclass(frozen=True)
 class Leftover:
-    """One Docker object with our label."""
+    """One Docker object of a job."""
 
     kind: str
     id: str
@@ -31,10 +31,11 @@ def find(run_id: str | None = None) -> list[Leftover]:
     """All objects of jobs, or those of one run's. Raises DockerError."""
     found = []
     for kind, words in _LISTS.items():
-        with_label = (*words[:-1], f'{words[-1]}\t{{{{.Label "{JOB_LABEL}"}}}}')
-        for line in lines(*with_label, "--filter", f"label={JOB_LABEL}"):
-            id_, name, value = (*line.split("\t"), "", "")[:3]
-            if run_id is None or value.split("/")[0] == run_id:
+        with_label = (*words[:-1], f'{words[-1]}\t{{{{.Label "{PROJECT_LABEL}"}}}}')
+        for line in lines(*with_label, "--filter", f"label={PROJECT_LABEL}"):
+            id_, name, project = (*line.split("\t"), "", "")[:3]
+            mark = mark_of(project)
+            if mark is not None and (run_id is None or mark == run_mark(run_id)):
                 found.append(Leftover(kind, id_, name))
     return found
 

@@ -27,7 +27,9 @@ class JobSpec(Part):
     task's own name; `task_args` and `model_args` are typed values; `samples` counts (sample × epoch).
 
     A task that is run in shards has a job for each (`shard`), and one that merges their logs when they have ended: `merges` are their
-    ids, `ids` all samples' in the dataset's order. That one has the id that the task's job has when it is not sharded.
+    ids, and `order` names the shard (from 0) of each sample in the dataset's order; empty when that is each shard's in turn. It has the
+    id that the task's job has when it is not sharded. `ids` are all samples' in the dataset's order: in an older manifest, and once
+    `with_ids` has put them together.
     """
 
     job_id: str
@@ -40,12 +42,24 @@ class JobSpec(Part):
     epochs: int = 1
     shard: Shard | None = None
     merges: list[str] = []
+    order: list[int] = []
     ids: list[SampleId] = []
 
 
 def wholes(jobs: Iterable[JobSpec]) -> list[JobSpec]:
     """The jobs that stand for a (task, model): all but shards."""
     return [job for job in jobs if job.shard is None]
+
+
+def with_ids(spec: JobSpec, jobs: Iterable[JobSpec]) -> JobSpec:
+    """A job that merges, with the ids that its shards among `jobs` hold; any other, and one that has them, as it is."""
+    if not spec.merges or spec.ids:
+        return spec
+    slices = {job.job_id: job.shard.ids for job in jobs if job.shard is not None}
+    left = [iter(slices[job_id]) for job_id in spec.merges]
+    total = sum(len(slices[job_id]) for job_id in spec.merges)
+    order = spec.order or [number % len(left) for number in range(total)]
+    return spec.model_copy(update={"ids": [next(left[shard]) for shard in order]})
 
 
 def total_samples(jobs: Iterable[JobSpec]) -> int:
@@ -155,7 +169,8 @@ class Control(Wire):
     `at_once`, without letting jobs flush); `ended`. `beat` is the controller's last sign of life; `round` is the current one,
     messages of older rounds are deleted. `ct fleet stop` alone writes it from outside. `rate_limited` and `waiting_for` are what the
     controller last heard and knew, for whoever only looks; `outcome` is how the fleet ended, as in its `fleet_summary`.
-    `connections` are the shares of `fleet_connections`, `pressure` the rate-limited model calls, by worker.
+    `connections` are the shares of `fleet_connections`, `pressure` the rate-limited model calls, `draining` why workers that drain do
+    so, by worker.
     """
 
     type: Literal["control"] = "control"
@@ -173,6 +188,7 @@ class Control(Wire):
     waiting_for: str | None = None
     connections: dict[str, int] = {}
     pressure: dict[str, int] = {}
+    draining: dict[str, str] = {}
     outcome: str | None = None
 
 

@@ -33,11 +33,16 @@ Event = dict[str, Any]
 """One event: plain JSON values, without `ts`, `seq` and `fleet_id` until it is written."""
 
 
-def line(event: Event, *, seq: int, fleet_id: str, ts: datetime) -> str:
-    """The event as one line of the stream, with its line feed. `seq` counts from 1 within a fleet, without gaps."""
+def written(event: Event, *, seq: int, fleet_id: str, ts: datetime) -> Event:
+    """The event as it stands in the stream. `seq` counts from 1 within a fleet, without gaps."""
     assert event["type"] in TYPES, event["type"]
     head = {"ts": stamp(ts), "seq": seq, "type": event["type"], "fleet_id": fleet_id}
-    return dumps(head | {key: value for key, value in event.items() if key != "type"}) + "\n"
+    return head | {key: value for key, value in event.items() if key != "type"}
+
+
+def line(event: Event) -> str:
+    """A written event as one line of the stream, with its line feed."""
+    return dumps(event) + "\n"
 
 
 def of_sample(done: SampleDone, *, replaces: str | None = None) -> Event:

@@ -49,6 +49,11 @@ MAX_RATE_LIMITED = 6
 RATE_LIMIT_PAUSE_S = (15.0, 30.0, 60.0, 120.0, 240.0)
 """Pause before the second, third, … attempt of a rate-limited job; jitter of up to half is added by the sender."""
 
+SANDBOX_PAUSE_S = (10.0, 30.0)
+"""The same for a job whose sandboxes failed: an engine that restarts is back after seconds, and would use up all attempts before."""
+
+_PAUSES_S = {Category.RATE_LIMIT: RATE_LIMIT_PAUSE_S, Category.SANDBOX: SANDBOX_PAUSE_S}
+
 EXIT_CONFIG = 78
 """A job process's exit status when its task, model or arguments cannot be used (EX_CONFIG of sysexits.h)."""
 
@@ -57,11 +62,10 @@ def retry_delay(category: Category, attempt: int) -> float | None:
     """Seconds to wait before attempt + 1, or None when the job has ended with this attempt (counted from 1)."""
     if category in NEVER_RETRIED or category in REDELIVERED:
         return None
-    if category is Category.RATE_LIMIT:
-        if attempt >= MAX_RATE_LIMITED:
-            return None
-        return RATE_LIMIT_PAUSE_S[min(max(attempt, 1), len(RATE_LIMIT_PAUSE_S)) - 1]
-    return 0.0 if attempt < MAX_ATTEMPTS else None
+    if attempt >= (MAX_RATE_LIMITED if category is Category.RATE_LIMIT else MAX_ATTEMPTS):
+        return None
+    pauses = _PAUSES_S.get(category, (0.0,))
+    return pauses[min(max(attempt, 1), len(pauses)) - 1]
 
 
 _BY_TYPE: dict[str, Category] = {
@@ -102,6 +106,7 @@ _BY_TYPE: dict[str, Category] = {
     "gaierror": Category.NETWORK,
     # what cannot be loaded; LookupError is what Inspect's registry raises, and KeyError is no LookupError by name
     "PrerequisiteError": Category.CONFIG,
+    "SandboxUnavailableError": Category.SANDBOX,
     "ModuleNotFoundError": Category.CONFIG,
     "LookupError": Category.CONFIG,
     # storage
@@ -166,6 +171,7 @@ _SANDBOX_TEXT: tuple[tuple[str, Category], ...] = (
     ("could not be pulled", Category.IMAGE_PULL),
     ("no space left on device", Category.DISK_FULL),
     ("cannot connect to the docker daemon", Category.SANDBOX),
+    ("require a working docker engine", Category.SANDBOX),
     ("failed to start docker services", Category.SANDBOX),
     ("failed to build docker containers", Category.SANDBOX),
     ("no services started", Category.SANDBOX),
@@ -173,7 +179,9 @@ _SANDBOX_TEXT: tuple[tuple[str, Category], ...] = (
 )
 """Docker reports all of these in a RuntimeError or a PrerequisiteError of Inspect's sandbox, so here the text decides."""
 
-_SANDBOX_TYPES = frozenset({"SandboxError", "DockerError", "RuntimeError", "PrerequisiteError"})
+_SANDBOX_TYPES = frozenset(
+    {"SandboxError", "SandboxUnavailableError", "DockerError", "RuntimeError", "PrerequisiteError"}
+)
 
 _RAISED = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?:: (?P<text>.*))?:?")
 _RETRIED = re.compile(r"RetryError\[<Future at 0x[0-9a-f]+ state=finished raised (?P<name>\w+)>\]")

@@ -32,6 +32,11 @@ def batch(fleet_id: str) -> str:
     return f"{check_run_id(fleet_id)}/batch.json"
 
 
+def standing(fleet_id: str) -> str:
+    """How the fleet stands, in short, for whoever only looks."""
+    return f"{check_run_id(fleet_id)}/standing.json"
+
+
 def segments(fleet_id: str) -> str:
     """The prefix of the event stream's segments."""
     return f"{check_run_id(fleet_id)}/events/"

@@ -72,7 +72,7 @@ class Heartbeat(_FromWorker):
     """A worker lives. `running`: its jobs' ids; `load`: one-minute load average; `disk_free`, `memory_free`: bytes.
 
     `rate_limited`: rate-limited model calls of what runs, `refused`: of all that this worker has run; `waits`: what each running job is
-    in, as a short phrase.
+    in, as a short phrase. `leaving`: why it drains, once it does; its goodbye follows when what runs has been handed over.
     """
 
     type: Literal["heartbeat"] = "heartbeat"
@@ -84,10 +84,11 @@ class Heartbeat(_FromWorker):
     refused: int = 0
     waits: dict[str, str] = {}
     hung: list[Hung] = []
+    leaving: str | None = None
 
 
 class WorkerDraining(_FromWorker):
-    """A worker takes no more jobs and will go. `reason`: spot, sigterm, idle, deadline, stopped, over, …"""
+    """A worker has handed over what it ran and is about to go. `reason`: spot, sigterm, idle, deadline, stopped, over, …"""
 
     type: Literal["worker_draining"] = "worker_draining"
     reason: str
