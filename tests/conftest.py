@@ -83,6 +83,7 @@ ALONE = (
 FIRST = (
     *("test_faults", "test_fleet_guards", "test_docs_commands", "test_fleet_shards", "test_fleet_heals"),
     *("test_log_commands", "test_ec2_pool", "test_fleet", "test_fleet_failures", "test_fleet_s3", "test_user_code"),
+    *("test_batch_job", "test_batch_commands", "test_merge", "test_controller_scale"),
 )
 """The modules that take longest, so that none of them is left when all others have ended."""
 

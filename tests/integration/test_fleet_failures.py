@@ -40,7 +40,8 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
     """Everything that user code does wrong, beside a task that does nothing wrong, in one fleet."""
     folder = prepare(tmp_path_factory.mktemp("hostile"))
     arguments = ["-T", f"state_dir={folder}", "-T", f"pid_file={folder}/daemon.pid", "-T", "n=3"]
-    return run(folder, *HOSTILE, *arguments, "--model", "scripted/good", "--retry-attempts", "2", "--slots", "1")
+    arguments += ["--retry-attempts", "2", "--max-workers", "1", "--slots", "1"]
+    return run(folder, *HOSTILE, *arguments, "--model", "scripted/good")
 
 
 # User code that misbehaves while it runs

@@ -43,6 +43,8 @@ def fleet(ministack: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Flee
         "scripted/good",
         "--retry-attempts",
         "0",
+        "--max-workers",
+        "1",
     ]
     return run(folder, *words, **surroundings(ministack))
 
@@ -74,7 +76,7 @@ def test_everything_lies_where_the_design_says(fleet: Fleet, objects: Mapping[st
             f"{run_id}/attempts/{job}/1.end.json",
         } <= objects.keys()
         assert objects[f"logs/working/{run_id}/{end['log_name']}"] == objects[f"{run_id}/{job}.eval"]
-    assert sum(key.startswith(f"{run_id}/workers/") for key in objects) == 2
+    assert sum(key.startswith(f"{run_id}/workers/") for key in objects) == 1
     assert not [key for key in objects if key.startswith("lanes/")]
     assert not (fleet.folder / "logs" / "working").exists()
 

@@ -146,6 +146,7 @@ def dashboard(fleet: Fleet) -> Any:
 
 def test_a_sharded_run_that_was_interrupted_gives_the_dashboard_of_one_that_was_not(tmp_path: Path) -> None:
     given = ["tasks/slow.py", "-T", "n=12", "-T", "seconds=0.5", "--model", "scripted/mixed", "--max-samples", "1"]
+    given += ["--max-workers", "1"]
     folder = prepare(tmp_path / "interrupted")
     with started(folder, *given, "--shards", "3") as (process, watcher):
         watcher.wait(lambda events: sum(event["type"] == "result" for event in events) >= 3)

@@ -191,6 +191,7 @@ def test_two_files_with_a_task_of_one_name_are_two_rows_and_two_results(root):
     assert b"variant.py" in root.get(layout.report(run_id)).body
 
 
+@pytest.mark.parametrize("root", ["directory"], indirect=True)  # what it reads and refuses is the same in a bucket
 def test_a_retry_that_is_another_run_is_refused_with_the_difference(root):
     run_id = run("tasks.py@sums", "tasks.py@sometimes", "--model", "scripted/good")
     other = CliRunner().invoke(run_local, ["tasks.py@sums", "--model", "scripted/wrong", "--run-id", run_id])
@@ -323,6 +324,7 @@ def test_two_who_publish_never_overlap(root):
         assert b"dead" not in root.get(layout.PUBLISH_LOCK).body
 
 
+@pytest.mark.parametrize("root", ["directory"], indirect=True)  # what it reads and refuses is the same in a bucket
 def test_an_unknown_model_prints_the_entry_to_fill_in(root, monkeypatch):
     run_id = run("tasks.py@sums", "--model", "scripted/good")
     monkeypatch.setattr("evalops.logs.metadata.MODELS", Path("none.yaml"))
@@ -332,6 +334,7 @@ def test_an_unknown_model_prints_the_entry_to_fill_in(root, monkeypatch):
     assert "scripted/good:\n    name: good" in done.stderr and "--model-metadata" in done.stderr
 
 
+@pytest.mark.parametrize("root", ["directory"], indirect=True)  # what it reads and refuses is the same in a bucket
 def test_bad_input_is_one_sentence(root):
     for command, words, said in (
         (status, ["check", "--run-id", "nonsense"], "is not a run id"),

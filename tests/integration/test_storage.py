@@ -28,11 +28,11 @@ from evalworker.storage import (
     Denied,
     LocalStorage,
     Missing,
-    S3Storage,
     Storage,
     StorageError,
     open_storage,
 )
+from evalworker.storage.s3 import S3Storage
 
 RUN = "2026-11-29-14-05-33-1a2b3c4d"
 ESCAPES = ["../x", "a/../../x", "/etc/x", "a//b", "./a", "a/.", "", "a\0b", "logs/../../x", ".."]

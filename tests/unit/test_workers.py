@@ -1,6 +1,7 @@
 """Workers of this machine: what those leave that did not end well. The agents themselves run in tests/integration."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from evalops.fleet.workers import LocalPool
 from evalworker import containers
 
 FLEET = "2026-11-29-14-05-33-1a2b3c4d"
+PATIENCE_S = 30.0
 FAKE = """#!/bin/sh
 echo "$*" >>"$CALLS"
 case "$*" in "ps --all"*) cat "$CONTAINERS" ;; "rm "*) : >"$CONTAINERS" ;; esac
@@ -48,9 +50,13 @@ def test_the_sandboxes_of_a_killed_worker_go_with_the_fleet(docker: Path, tmp_pa
 
 
 def test_a_new_controller_begins_with_it_at_once(docker: Path, tmp_path: Path) -> None:
-    killed_worker(tmp_path / "work")
+    work = killed_worker(tmp_path / "work")
     pool = LocalPool("root", FLEET, "lane-00", tmp_path / "work", 1, {})
     assert pool.adopt() == 0
+    end = time.monotonic() + PATIENCE_S
+    while not containers.nothing_noted(work):  # a thread does it; the end would do it as well
+        assert time.monotonic() < end
+        time.sleep(0.01)
     pool.stop()
     removed = [line for line in (tmp_path / "calls").read_text().splitlines() if line.startswith("rm ")]
     assert removed == ["rm --force --volumes c1"]
