@@ -1,5 +1,5 @@
-# What an operator needs to plan, apply and destroy this estate and to push keys and images, and what CI needs.
-# Attach both operator policies, and the researcher's, to an operator: a managed policy holds 6,144 characters at most. The
+# What an operator needs to plan, apply and destroy this estate, to push keys and images and to build AMIs, and what CI needs.
+# Attach all operator policies, and the researcher's, to an operator: a managed policy holds 6,144 characters at most. The
 # first apply needs an administrator, because these policies do not exist before it.
 
 locals {
@@ -56,6 +56,54 @@ locals {
         read = ["batch:ListTagsForResource"]
         change = ["batch:CreateComputeEnvironment", "batch:CreateJobQueue", "batch:DeleteComputeEnvironment", "batch:DeleteJobQueue",
         "batch:RegisterJobDefinition", "batch:TagResource", "batch:UntagResource", "batch:UpdateComputeEnvironment", "batch:UpdateJobQueue"]
+      }
+    }
+
+    # What Packer's amazon-ebs builder calls for `ct cloud build-ami`, of what it is documented to need: volumes and images of other
+    # builders, copies, shares and Windows are left out. What it makes carries the run_tags of packer/worker.pkr.hcl from its first moment
+    # on, and only what carries them may be stopped, changed or ended; an image gets them after it has been made. Keys, groups and
+    # the way back (old images, snapshots, keys) are above.
+    images = {
+      LookAtBuild = {
+        on     = ["*"]
+        read   = [for what in ["Instances", "InstanceStatus", "Regions", "Tags", "Volumes"] : "ec2:Describe${what}"]
+        change = []
+      }
+      LaunchTagged = {
+        on     = ["${local.ec2_arn}:instance/*", "${local.ec2_arn}:volume/*"]
+        read   = []
+        change = ["ec2:RunInstances"]
+        where  = { "aws:RequestTag/inspect-fleet-image" = var.name }
+      }
+      LaunchWith = {
+        on = concat(
+          [for kind in ["network-interface/*", "security-group/*", "subnet/*", "key-pair/packer_inspect-fleet-*"] : "${local.ec2_arn}:${kind}"],
+          ["${local.arn}:ec2:${local.region}::image/*"],
+        )
+        read   = []
+        change = ["ec2:RunInstances"]
+      }
+      BuildKey = {
+        on     = ["${local.ec2_arn}:key-pair/packer_inspect-fleet-*"]
+        read   = []
+        change = ["ec2:CreateKeyPair"]
+      }
+      BuildMachine = {
+        on     = ["${local.ec2_arn}:instance/*", "${local.ec2_arn}:volume/*"]
+        read   = []
+        change = ["ec2:CreateImage", "ec2:DeleteVolume", "ec2:ModifyInstanceAttribute", "ec2:StopInstances", "ec2:TerminateInstances"]
+        where  = { "aws:ResourceTag/inspect-fleet-image" = var.name }
+      }
+      NewImage = {
+        on     = ["${local.arn}:ec2:${local.region}::image/*", "${local.arn}:ec2:${local.region}::snapshot/*"]
+        read   = ["ec2:DescribeImageAttribute"]
+        change = ["ec2:CreateImage", "ec2:EnableImageDeprecation", "ec2:ModifyImageAttribute"]
+      }
+      TagImage = {
+        on     = ["${local.arn}:ec2:${local.region}::image/*", "${local.arn}:ec2:${local.region}::snapshot/*"]
+        read   = []
+        change = ["ec2:CreateTags"]
+        where  = { "aws:RequestTag/inspect-fleet-image" = var.name }
       }
     }
 
@@ -153,6 +201,16 @@ data "aws_iam_policy_document" "operator" {
       sid       = statement.key
       actions   = concat(statement.value.read, statement.value.change)
       resources = statement.value.on
+
+      dynamic "condition" {
+        for_each = try(statement.value.where, {})
+
+        content {
+          test     = "StringEquals"
+          variable = condition.key
+          values   = [condition.value]
+        }
+      }
     }
   }
 }

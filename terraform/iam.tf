@@ -201,7 +201,7 @@ data "aws_iam_policy_document" "researcher" {
   statement {
     sid       = "Runs"
     actions   = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
-    resources = [for prefix in concat(local.run_prefixes, local.shipped_code, ["logs/*", "lanes/*", "timings/*"]) : "${local.bucket_arn}/${prefix}"]
+    resources = [for prefix in concat(local.run_prefixes, local.shipped_code, ["logs/*", "lanes/*", "timings/*", "locks/*"]) : "${local.bucket_arn}/${prefix}"]
   }
 
   statement {
@@ -368,6 +368,7 @@ resource "aws_iam_policy" "people" {
   for_each = {
     researcher         = data.aws_iam_policy_document.researcher.json
     operator-machines  = data.aws_iam_policy_document.operator["machines"].json
+    operator-images    = data.aws_iam_policy_document.operator["images"].json
     operator-resources = data.aws_iam_policy_document.operator["resources"].json
     ci                 = data.aws_iam_policy_document.ci.json
   }

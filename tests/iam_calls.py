@@ -17,9 +17,9 @@ ROLES = ("worker", "batch_job", "researcher", "operator", "ci")
 WITHOUT_ARN = frozenset(
     f"ec2:Describe{what}"
     for what in (
-        "AvailabilityZones", "Images", "InstanceTypes", "Instances", "InternetGateways", "KeyPairs", "LaunchTemplates",
-        "LaunchTemplateVersions", "NetworkAcls", "NetworkInterfaces", "PrefixLists", "RouteTables", "SecurityGroups",
-        "SecurityGroupRules", "Snapshots", "SpotPriceHistory", "Subnets", "Volumes", "VpcEndpoints", "Vpcs",
+        "AvailabilityZones", "Images", "InstanceStatus", "InstanceTypes", "Instances", "InternetGateways", "KeyPairs", "LaunchTemplates",
+        "LaunchTemplateVersions", "NetworkAcls", "NetworkInterfaces", "PrefixLists", "Regions", "RouteTables", "SecurityGroups",
+        "SecurityGroupRules", "Snapshots", "SpotPriceHistory", "Subnets", "Tags", "Volumes", "VpcEndpoints", "Vpcs",
     )
 ) | frozenset(
     f"batch:{what}"

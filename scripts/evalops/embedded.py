@@ -53,10 +53,11 @@ def start(root_url: str, fleet_id: str, log_path: Path, visibility_s: int) -> Em
     """Start the server for one fleet and create its lane; returns when the queues are there. Raises EmbeddedError.
 
     It ends when the fleet's control document below `root_url` says `ended`, two minutes after the deadline in it, at `stop`,
-    or after ten minutes without such a document. The document's `beat` must be later than this call.
+    or after ten minutes without such a document. The document's `beat` must be later than this call. When the document cannot be read any
+    more, what the live events and the processes of this machine say counts too.
 
     Args:
-        log_path: takes what guard and server say.
+        log_path: takes what guard and server say; beside it lie the live events.
         visibility_s: of the jobs queue.
     """
     started = now()
@@ -70,6 +71,7 @@ def start(root_url: str, fleet_id: str, log_path: Path, visibility_s: int) -> Em
             "port": port,
             "root": root_url,
             "fleet-id": fleet_id,
+            "folder": str(log_path.parent),
             "started": started.isoformat(),
         }
         process = _start_guard([f"--{name}={value}" for name, value in options.items()], listening.fileno(), log_path)

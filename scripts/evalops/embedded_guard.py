@@ -6,6 +6,8 @@ Only the standard library is imported before the server runs, because everybody 
 
 import argparse
 import ctypes
+import fcntl
+import json
 import os
 import select
 import signal
@@ -13,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 POLL_S = 3.0
 """Between two looks at the fleet's control document."""
@@ -25,6 +28,9 @@ UNKNOWN = timedelta(minutes=10)
 
 GONE_LOOKS = 20
 """Looks in a row (a minute) that no longer find the control document: somebody has removed the run."""
+
+LAST_LINE_BYTES = 65536
+"""More than a `fleet_summary` has: so much of the live events' end is read."""
 
 _PR_SET_PDEATHSIG = 1
 _KEPT = (
@@ -81,8 +87,37 @@ def is_over(state: str | None, deadline: datetime | None, started: datetime, now
     return state == "ended" or now > deadline + GRACE
 
 
-def watch(root: str, fleet_id: str, started: datetime, wait: Callable[[float], bool]) -> None:
-    """Return once the fleet is over; `wait` sleeps and says whether the server has ended, which ends this too."""
+def has_ended_here(folder: Path, started: datetime) -> bool:
+    """Whether this machine's own files and processes say that the round is over, for when its documents cannot be read any more.
+
+    The credentials that this process was started with may have expired while those of a later controller are good. The last line of the
+    live events must be a summary that was written after `started`, and nobody be left to use the queues: no controller, which would hold
+    its lock on that file, and no worker.
+    """
+    try:
+        with (folder / "events.jsonl").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_LINE_BYTES))
+            last = json.loads(file.read().splitlines()[-1])
+        ended = last["type"] == "fleet_summary" and datetime.fromisoformat(last["ts"]) >= started
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+    workers = [_text(path) for path in folder.glob("work/*/agent.pid")]
+    return ended and not any(Path("/proc", pid).exists() for pid in workers if pid)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def watch(root: str, fleet_id: str, folder: Path, started: datetime, wait: Callable[[float], bool]) -> None:
+    """Return once the fleet is over; `wait` sleeps and says whether the server has ended, which ends this too.
+
+    `folder` is where the fleet's controller keeps its live files.
+    """
     from evalworker.aws import ServiceError
     from evalworker.contract import layout
     from evalworker.contract.documents import Control
@@ -108,6 +143,8 @@ def watch(root: str, fleet_id: str, started: datetime, wait: Callable[[float], b
             if str(error) != said:  # once, not at every look
                 said = str(error)
                 print(f"embedded queues: {said}", file=sys.stderr, flush=True)  # noqa: T201
+            if has_ended_here(folder, started):
+                return
         if is_over(state, deadline, started, datetime.now(UTC)) or wait(POLL_S):
             return
 
@@ -119,6 +156,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--root", required=True)
     parser.add_argument("--fleet-id", required=True)
+    parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--started", type=datetime.fromisoformat, required=True)
     options = parser.parse_args()
 
@@ -134,7 +172,7 @@ def main() -> int:
             return server.poll() is not None
 
         if not wait(POLL_S):  # leave the processor to the server and the workers, which start now
-            watch(options.root, options.fleet_id, options.started, wait)
+            watch(options.root, options.fleet_id, options.folder, options.started, wait)
         if server.poll() is not None:
             print(f"embedded queues: the server ended with {server.returncode}", file=sys.stderr)  # noqa: T201
         return 0 if server.poll() is None else 1

@@ -248,6 +248,18 @@ run "default" {
   }
 
   assert {
+    condition = alltrue([for statement in jsondecode(data.aws_iam_policy_document.operator["images"].json).Statement :
+      try(values(statement.Condition.StringEquals), []) == [var.name] || statement.Sid == "LookAtBuild"
+    if anytrue([for arn in flatten([statement.Resource]) : endswith(arn, ":instance/*") || endswith(arn, ":volume/*")])])
+    error_message = "Of machines and volumes Packer may launch, change and end those alone that carry the tag of this estate's builds."
+  }
+
+  assert {
+    condition     = length(jsondecode(data.aws_iam_policy_document.operator["images"].json).Statement) == 7
+    error_message = "All statements that a build needs are there."
+  }
+
+  assert {
     condition     = length([for statement in jsondecode(data.aws_iam_policy_document.worker.json).Statement : 1 if contains(flatten([statement.Resource]), "*")]) == 0
     error_message = "Every permission of a worker names its ARN."
   }

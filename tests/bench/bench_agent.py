@@ -1,7 +1,5 @@
 """What an agent costs until it asks for its first job: every worker of a fleet pays it, on small machines too."""
 
-import http.server
-import json
 import statistics
 import subprocess
 import sys
@@ -16,6 +14,7 @@ from pathlib import Path
 import measure
 from bench_fleet import MODEL, environment
 from figures import Figure
+from sqs_stub import Sqs
 
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Manifest
@@ -27,42 +26,18 @@ ROUNDS = 7
 PATIENCE_S = 120.0
 
 
-class _Queues(http.server.ThreadingHTTPServer):
+class _Queues(Sqs):
     """Takes all messages, gives none, and notes that the first receive has come."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(self._nothing)
         self.asked = threading.Event()
         self.answer = threading.Event()
 
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: _Queues
-
-    def do_POST(self) -> None:
-        """One call of SQS's JSON protocol."""
-        given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.headers["X-Amz-Target"].endswith("ReceiveMessage"):
-            self.server.asked.set()
-            self.server.answer.wait(PATIENCE_S)
-        entries = [{"Id": entry["Id"], "MessageId": entry["Id"]} for entry in given.get("Entries", [])]
-        body = json.dumps({"Successful": entries, "Failed": []} if entries else {}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/x-amz-json-1.0")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
+    def _nothing(self) -> bytes:
+        self.asked.set()
+        self.answer.wait(PATIENCE_S)
+        return b"{}"
 
 
 def _fleet(root: Path, endpoint: str) -> tuple[str, str]:

@@ -5,9 +5,7 @@ waiting, for which there are threads, and the CPU of its calls, which is measure
 """
 
 import hashlib
-import http.server
 import json
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from figures import Figure
+from sqs_stub import Sqs
 
 from evalworker import aws
 from evalworker.contract.documents import Lane
@@ -88,7 +87,7 @@ def bench_a_million_events() -> list[Figure]:
                 "a fleet's stream read back, events for a second of CPU",
                 found["replayed"] / found["again"],
                 "/s",
-                note=f"as attach and status do; {found['segments']:,} segments",
+                note=f"as attach does; {found['segments']:,} segments",
             ),
             Figure(
                 "controller, memory after a million events",
@@ -107,7 +106,7 @@ def bench_sqs_calls() -> list[Figure]:
     server = subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
-        url = f"http://127.0.0.1:{int(server.stdout.readline())}"
+        url = server.stdout.readline().strip()
         lane = Lane(name="l", jobs=f"{url}/0/jobs", events=f"{url}/0/events", dead=f"{url}/0/dead", endpoint=url)
         queue = Queue(aws.sqs(lane), lane.events)
         receipts = [received.receipt for received in queue.receive(10, 0)]
@@ -132,32 +131,6 @@ def _cpu_of(call: Callable[[], Any]) -> float:
     return (time.process_time() - began) / CALLS
 
 
-class _Answers(http.server.BaseHTTPRequestHandler):
-    """SQS's JSON protocol: ten messages for each receive, and all that is deleted is gone."""
-
-    protocol_version = "HTTP/1.1"
-    received = b""
-
-    def setup(self) -> None:
-        """Answers go at once."""
-        super().setup()
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def do_POST(self) -> None:
-        """One call."""
-        given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        gone = [{"Id": entry["Id"], "MessageId": "m"} for entry in given.get("Entries", [])]
-        body = json.dumps({"Successful": gone, "Failed": []}).encode() if gone else self.received
-        self.send_response(200)
-        self.send_header("Content-Type", "application/x-amz-json-1.0")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
-
-
 def _serve() -> None:
     sys.path.append(str(FIXTURES))
     import crowd
@@ -173,9 +146,9 @@ def _serve() -> None:
         }
         for number, body in enumerate(bodies)
     ]
-    _Answers.received = json.dumps({"Messages": messages}).encode()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
-    print(server.server_address[1], flush=True)
+    ten = json.dumps({"Messages": messages}).encode()
+    server = Sqs(lambda: ten)
+    print(server.url, flush=True)
     server.serve_forever()
 
 

@@ -15,6 +15,8 @@ import pytest
 from docker_bench import docker
 from image_fixtures import BUILD, CT, Built, ct
 
+import iam_calls
+
 pytest_plugins = ("image_fixtures",)
 
 SCRIPTS = ["10-packages.sh", "20-system.sh", "30-environment.sh", "40-worker.sh", "50-images.sh", "90-clean.sh"]
@@ -33,6 +35,12 @@ def test_a_build_runs_every_script_and_gives_an_image(built: Built) -> None:
         and "inspect-fleet: image inspect-fleet-bake-default:latest" in built.output
     )
     print(f"build: {built.seconds:.0f} s")
+
+
+def test_an_operator_may_make_each_call_of_it(built: Built) -> None:
+    made = {f"ec2:{call}" for call in built.cloud.calls}
+    assert {"ec2:RunInstances", "ec2:CreateImage", "ec2:ModifyInstanceAttribute"} <= made
+    assert made - iam_calls.calls("operator") == set()
 
 
 def test_workers_boot_it_next(built: Built) -> None:

@@ -1,5 +1,7 @@
 """The embedded queue server as real processes: it serves a lane, outlives its starter, and ends with its fleet."""
 
+import fcntl
+import json
 import os
 import signal
 import socket
@@ -17,7 +19,7 @@ from evalops import embedded, embedded_guard
 from evalworker import aws
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, Lane
-from evalworker.contract.wire import now
+from evalworker.contract.wire import now, stamp
 from evalworker.queues import Queue
 from evalworker.storage import LocalStorage
 
@@ -184,6 +186,55 @@ def test_a_server_that_cannot_start_is_one_sentence(
     with pytest.raises(embedded.EmbeddedError, match=r"the embedded queue server did not start; see .*log"):
         embedded.start(str(store.root), RUN, log, 45)
     assert "broken on purpose" in log.read_text()
+
+
+def summary(folder: Path, ts: datetime, *, kind: str = "fleet_summary") -> Path:
+    """The live events of a fleet, with this as their last line."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "events.jsonl"
+    lines = [{"ts": stamp(ts), "seq": 1, "type": "fleet_start"}, {"ts": stamp(ts), "seq": 2, "type": kind}]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return path
+
+
+def test_it_ends_with_its_fleet_although_its_own_credentials_no_longer_read_anything(
+    running: embedded.Embedded, store: LocalStorage, tmp_path: Path
+) -> None:
+    store.put(layout.control(RUN), control("running", now() + timedelta(hours=1)))
+    until(lambda: serves(running.lane), "the server is there")
+    store.put(layout.control(RUN), b"as good as a refusal")
+    log = tmp_path / "log" / "embedded.log"
+    until(lambda: "embedded queues: " in log.read_text(), "it has looked in vain")
+    assert running.process.poll() is None
+    summary(log.parent, now())
+    assert running.process.wait(ENDS_S) == 0
+    until(lambda: not serves(running.lane), "the server has gone")
+
+
+def test_the_local_end_of_a_fleet(tmp_path: Path) -> None:
+    started = now() - timedelta(minutes=5)
+
+    def ended() -> bool:
+        return embedded_guard.has_ended_here(tmp_path, started)
+
+    assert not ended()  # no live events
+    summary(tmp_path, now(), kind="job_done")
+    assert not ended()
+    summary(tmp_path, started - timedelta(seconds=1))
+    assert not ended()  # of the round before
+    path = summary(tmp_path, now())
+    assert ended()
+    with path.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert not ended()  # its controller is about to leave
+    worker = tmp_path / "work" / "local-1" / "agent.pid"
+    worker.parent.mkdir(parents=True)
+    worker.write_text(str(os.getpid()))
+    assert not ended()
+    worker.write_text("99999999")
+    assert ended()
+    path.write_bytes(path.read_bytes() + b'{"ts": "half a li')
+    assert not ended()
 
 
 @pytest.mark.parametrize(

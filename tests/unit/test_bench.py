@@ -1,11 +1,18 @@
 """The shape of the benchmarks' figures, and what is drawn of them. Nothing is measured here."""
 
+import hashlib
+import json
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+
+from evalworker import aws
+from evalworker.contract.documents import Lane
+from evalworker.queues import Queue
 
 BENCH = Path(__file__).parents[1] / "bench"
 
@@ -15,7 +22,7 @@ def bench_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The benchmarks import each other by name."""
     monkeypatch.syspath_prepend(str(BENCH))
     yield
-    for name in ("figures", "draw", "measure"):
+    for name in ("figures", "draw", "measure", "sqs_stub"):
         sys.modules.pop(name, None)
 
 
@@ -61,3 +68,26 @@ def test_commands_count_the_cpu_of_children_and_report_a_failure(tmp_path: Path)
     assert spent.cpu_s >= 0.4
     with pytest.raises(RuntimeError, match="ended with 3: said why"):
         measure.command([sys.executable, "-S", "-c", "print('said why'); raise SystemExit(3)"], tmp_path, {})
+
+
+def test_the_server_that_benchmarks_ask_is_sqs_to_a_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sqs_stub import Sqs
+
+    body = "a message"
+    digest = hashlib.md5(body.encode(), usedforsecurity=False).hexdigest()
+    message = {"MessageId": "m", "ReceiptHandle": "r", "MD5OfBody": digest, "Body": body}
+    message |= {"Attributes": {"ApproximateReceiveCount": "1"}}
+    served = Sqs(lambda: json.dumps({"Messages": [message]}).encode())
+    threading.Thread(target=served.serve_forever, daemon=True).start()
+    aws.forget_clients()
+    try:
+        url = f"{served.url}/0/q"
+        queue = Queue(aws.sqs(Lane(name="l", jobs=url, events=url, dead=url, endpoint=served.url)), url)
+        queue.send([body] * 12)
+        (received,) = queue.receive(1, 0)
+        assert (received.body, received.receipt) == (body, "r")
+        assert queue.delete([received.receipt]) == set()
+    finally:
+        served.shutdown()
+        served.server_close()
+        aws.forget_clients()

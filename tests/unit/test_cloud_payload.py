@@ -128,14 +128,14 @@ def test_a_registry_login_must_be_a_docker_config(text: str) -> None:
         payload.registry_auth(text)
     assert text not in str(caught.value) or len(text) < 3  # what was given may be a secret
     assert payload.registry_auth(None) == payload.registry_auth("") == b""
-    good = json.dumps({"auths": {"ghcr.io": {"auth": "x"}}})
+    good = json.dumps({"auths": {"registry.example.com": {"auth": "x"}}})
     assert payload.registry_auth(good) == good.encode()
 
 
 def test_named_images_are_read_line_by_line(tmp_path: Path) -> None:
     file = tmp_path / "images"
-    file.write_text("# ours\nghcr.io/a/b:1.0   # why\n\nubuntu@sha256:00\n")
-    assert sandboxes.named_images(file) == ["ghcr.io/a/b:1.0", "ubuntu@sha256:00"]
+    file.write_text("# ours\nregistry.example.com/a/b:1.0   # why\n\nubuntu@sha256:00\n")
+    assert sandboxes.named_images(file) == ["registry.example.com/a/b:1.0", "ubuntu@sha256:00"]
     file.write_text("fine\n$(reboot)\n")
     with pytest.raises(CloudError, match=r"line 2: '\$\(reboot\)' is no image reference"):
         sandboxes.named_images(file)

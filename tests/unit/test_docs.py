@@ -6,7 +6,7 @@ import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlparse
+from urllib.parse import urlparse, urlsplit
 
 import pytest
 
@@ -20,7 +20,7 @@ PRIVATE = re.compile(
     r"(?<![\w.}>)$*-])/(?:home|Users|work|mnt|media|scratch)/(?!(?:me|ec2-user|admin)/)[A-Za-z0-9_.-]"  # own directories
     r"|\b[A-Z]:\\Users\\"
 )
-PUBLIC_REGISTRIES = {"https://pypi.org/simple"}
+LOCKS = ("uv.lock", ".terraform.lock.hcl")
 
 
 def tracked() -> list[Path]:
@@ -196,10 +196,59 @@ def test_what_counts_as_private(text: str, private: bool) -> None:
     assert bool(PRIVATE.search(text)) is private
 
 
-def test_the_lock_file_names_public_registries_alone() -> None:
-    lock = tomllib.loads((ROOT / "uv.lock").read_text("utf-8"))
-    registries = {package["source"]["registry"] for package in lock["package"] if "registry" in package["source"]}
-    assert registries == PUBLIC_REGISTRIES
+def origins() -> set[str]:
+    """From where the lock file takes packages: the registry's address, and scheme and host of each file."""
+    packages = tomllib.loads((ROOT / "uv.lock").read_text("utf-8"))["package"]
+    files = [file for package in packages for file in [*package.get("wheels", []), package.get("sdist", {})]]
+    hosts = {urlsplit(file["url"])._replace(path="", query="", fragment="").geturl() for file in files if "url" in file}
+    return hosts | {package["source"]["registry"] for package in packages if "registry" in package["source"]}
+
+
+def is_public(url: str) -> bool:
+    """Whether anybody may fetch from there: by a name that the whole world knows, without a login, at the usual port."""
+    found = urlsplit(url)
+    name = found.hostname or ""
+    known = re.fullmatch(r"([a-z0-9-]+\.)+[a-z]{2,}", name) and not name.endswith(
+        (".local", ".internal", ".lan", ".corp", ".home", ".intranet", ".test")
+    )
+    return bool(known) and found.scheme == "https" and found.netloc == name
+
+
+def test_the_lock_file_takes_packages_from_one_public_registry() -> None:
+    assert all(is_public(origin) for origin in origins()), origins()
+    assert len(origins()) == 2  # one index, and one host of its files
+
+
+@pytest.mark.parametrize(
+    ("url", "public"),
+    [
+        ("https://packages.example.org/simple", True),
+        ("http://packages.example.org/simple", False),
+        ("https://user:key@packages.example.org/simple", False),
+        ("https://packages.example.org:8443/simple", False),
+        ("https://packages.corp/simple", False),
+        ("https://mirror.eu.internal/simple", False),
+        ("https://mirror/simple", False),
+        ("https://10.0.0.7/simple", False),
+        ("file:///srv/packages", False),
+    ],
+)
+def test_which_registry_is_public(url: str, public: bool) -> None:
+    assert is_public(url) is public
+
+
+def test_no_other_file_names_the_host_of_a_registry() -> None:
+    terraform = re.findall(r'^provider "([^/]+)/', (ROOT / "terraform/.terraform.lock.hcl").read_text("utf-8"), re.M)
+    hosts = {str(urlsplit(origin).hostname) for origin in origins()} | set(terraform)
+    assert len(hosts) == 3
+    found = [
+        f"{path.relative_to(ROOT)} names {host}"
+        for path in tracked()
+        if path.name not in LOCKS
+        for host in hosts
+        if host.encode() in path.read_bytes()
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_the_template_of_variables_sets_none() -> None:

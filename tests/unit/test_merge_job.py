@@ -15,7 +15,7 @@ from evalworker.job import SHARDS, AgentLine, JobEnd, Order, _left_to_the_merge,
 from evalworker.reopen import reopen
 from evalworker.results import Origin, read_log
 from evalworker.streamer import Streaming
-from evalworker.verdict import Ending, summary_of
+from evalworker.verdict import ProcessEnd, summary_of
 
 CASES = Path(__file__).parents[1] / "tasks" / "metric_cases.py"
 IDS: list[int | str] = list(range(1, 10))
@@ -95,7 +95,7 @@ def test_errors_are_judged_on_the_whole(tmp_path: Path, allowed: float, category
     end, status = merged(tmp_path, "errors_allowed", [0, 1, 2], fail_on_error=allowed)
     assert (end.samples.errored, verdict(end, status)) == (3, category)
     if category is not None:
-        said = summary_of(Ending(end, status), category)
+        said = summary_of(ProcessEnd(end, status), category)
         assert said == "TooManyErrors: 3 of 9 samples errored, for example ValueError('sample 1 cannot be solved')"
 
 

@@ -7,13 +7,13 @@ import pytest
 from evalworker.contract.failures import EXIT_CONFIG, Category
 from evalworker.contract.messages import SampleCounts
 from evalworker.job import JobEnd
-from evalworker.verdict import SUMMARY_LIMIT, Ending, category_of, summary_of
+from evalworker.verdict import SUMMARY_LIMIT, ProcessEnd, category_of, summary_of
 
 
 def ended(
     status: int | None = 0, *, oom: bool = False, killed: Category | None = None, output: str = "", **said: object
 ):
-    return Ending(JobEnd(**said) if said else None, status, oom, killed, output)
+    return ProcessEnd(JobEnd(**said) if said else None, status, oom, killed, output)
 
 
 def counts(total: int, completed: int, errored: int) -> SampleCounts:
@@ -47,7 +47,7 @@ def counts(total: int, completed: int, errored: int) -> SampleCounts:
         ),
     ],
 )
-def test_category(ending: Ending, category: Category | None) -> None:
+def test_category(ending: ProcessEnd, category: Category | None) -> None:
     assert category_of(ending) is category
 
 
@@ -82,7 +82,7 @@ def test_category(ending: Ending, category: Category | None) -> None:
         (ended(log_status="success", samples=counts(3, 0, 0)), "the log says success but no sample completed"),
     ],
 )
-def test_summary_is_one_line(ending: Ending, text: str) -> None:
+def test_summary_is_one_line(ending: ProcessEnd, text: str) -> None:
     category = category_of(ending)
     assert category is not None
     assert summary_of(ending, category) == text

@@ -26,7 +26,7 @@ from evalworker.process import JobProcess, LauncherClosed
 from evalworker.processes import oom_kills
 from evalworker.queues import QueueError, Received
 from evalworker.storage import StorageError
-from evalworker.verdict import Ending, category_of, summary_of
+from evalworker.verdict import ProcessEnd, category_of, summary_of
 from evalworker.worker import Worker
 
 OUTPUT_LIMIT = 256 * 1024
@@ -174,10 +174,11 @@ class Attempt:
     def _fail_unrecorded(self, error: StorageError) -> None:
         """Storage has refused this attempt for good: its end cannot be recorded, so it is only told.
 
+        Where the end was recorded and what follows was refused, or its answer lost, the controller finds it and finishes the rest.
         Another attempt may find another answer (a policy that is mended, a clock that is set); the last one ends the job, or its
         message would go round until it is a dead letter.
         """
-        self._post_and_delete(self._attempt_done(Ending(None, None), error.category, 0.0, str(error)))
+        self._post_and_delete(self._attempt_done(ProcessEnd(None, None), error.category, 0.0, str(error)))
 
     def _already_ended(self) -> bool:
         """Whether the job, or this attempt, ended before: then what is recorded is published, posted again and deleted."""
@@ -223,7 +224,7 @@ class Attempt:
         finished = self.heard.end is not None and self.heard.end.log_status == "success"
         killed_for = None if finished else self._killed_for
         output = b"".join(self._tail).decode("utf-8", "replace")
-        ending = Ending(self.heard.end, status, oom_kills() > kills, killed_for, output)
+        ending = ProcessEnd(self.heard.end, status, oom_kills() > kills, killed_for, output)
         self.category = category = category_of(ending)
         self.has_run = True
         if category is not None and category == killed_for and category in HAND_OVER:
@@ -316,6 +317,8 @@ class Attempt:
     def _looked(self, look: job.JobLook) -> None:
         """Keep what the job is in; a sample that is newly hung, or newly ended for it, is told at once."""
         self.heard.look = look
+        if look.moved:
+            self.worker.moved.set()
         for hung in look.hung:
             identity = (repr(hung.sample_id), hung.epoch, hung.ended)
             if identity not in self.heard.hung:
@@ -369,7 +372,7 @@ class Attempt:
         with contextlib.suppress(QueueError):
             self.worker.jobs.extend([self.received.receipt], delay_s)
 
-    def _conclude(self, ending: Ending, category: Category | None, duration_s: float) -> None:
+    def _conclude(self, ending: ProcessEnd, category: Category | None, duration_s: float) -> None:
         """Judge, record, publish, post, delete."""
         done = self._attempt_done(ending, category, duration_s)
         log = Path(ending.said.log_path) if ending.said and ending.said.log_path else None
@@ -397,7 +400,7 @@ class Attempt:
         raise AssertionError("unreachable")
 
     def _attempt_done(
-        self, ending: Ending, category: Category | None, duration_s: float, why: str | None = None
+        self, ending: ProcessEnd, category: Category | None, duration_s: float, why: str | None = None
     ) -> AttemptDone:
         said = ending.said or job.JobEnd()
         retry_after = None if category is None else retry_delay(category, self.message.attempt - self.message.base)

@@ -282,7 +282,7 @@ def _end_of(
     """How one job ended, judged by its stored log as everywhere else."""
     from evalworker.contract.failures import exception_type
     from evalworker.job import JobEnd
-    from evalworker.verdict import Ending, category_of, summary_of
+    from evalworker.verdict import ProcessEnd, category_of, summary_of
 
     facts: dict[str, Any] = {"samples": {"total": job.samples}}
     interrupted = isinstance(failure, KeyboardInterrupt)
@@ -302,12 +302,12 @@ def _end_of(
             message = log.header.error.message
             facts |= {"error_type": exception_type(log.header.error.traceback, message), "error_message": message}
     said = JobEnd(**facts)
-    ending = Ending(said, EXIT_CONFIG if failure is not None and found is None else 0)
+    ending = ProcessEnd(said, EXIT_CONFIG if failure is not None and found is None else 0)
     category = category_of(ending)
     cancelled = category is not None and (interrupted or said.log_status in ("cancelled", "started"))
     status = "completed" if category is None else "cancelled" if cancelled else "failed"
     why = "interrupted" if category is None or cancelled else summary_of(ending, category)
-    kept = [sample for sample in before.finished if found is not None and sample[:3] == found.identity]
+    kept = [sample for sample in before.finished if found is not None and sample[:-1] == found.identity]
     return AttemptDone(
         fleet_id=work.manifest.fleet_id,
         instance_id=work.name,

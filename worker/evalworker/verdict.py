@@ -16,7 +16,7 @@ SUMMARY_LIMIT = 600
 
 
 @dataclass(frozen=True)
-class Ending:
+class ProcessEnd:
     """What is known of a job process that is gone. `said` is None when it died before it could speak."""
 
     said: JobEnd | None
@@ -26,7 +26,7 @@ class Ending:
     last_output: str = ""
 
 
-def category_of(ending: Ending) -> Category | None:
+def category_of(ending: ProcessEnd) -> Category | None:
     """Why the attempt failed, None if it completed."""
     said = ending.said or JobEnd()
     return judge(
@@ -46,7 +46,7 @@ def category_of(ending: Ending) -> Category | None:
     )
 
 
-def summary_of(ending: Ending, category: Category) -> str:
+def summary_of(ending: ProcessEnd, category: Category) -> str:
     """One line that says what happened, for events and the terminal."""
     said = ending.said or JobEnd()
     if category is Category.OOM:
@@ -78,7 +78,7 @@ def _error_text(name: str, message: str) -> str:
     return f"{name}: {message}"
 
 
-def _exit_text(ending: Ending) -> str:
+def _exit_text(ending: ProcessEnd) -> str:
     status = ending.exit_status
     if status is None:
         text = "the job's process vanished with the fork server"

@@ -44,14 +44,14 @@ LATE_S = 15.0
 SHOWN = 5
 """Failed jobs of an array that are explained; the table names all."""
 
-Ending = Literal["ended", "forgotten", "stopped", "stuck"]
+FollowEnd = Literal["ended", "forgotten", "stopped", "stuck"]
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How following ended. `stopped`: the runnable timeout ended the job; `stuck`: it could never have started."""
 
-    ending: Ending
+    ending: FollowEnd
     jobs: list[states.Job]
     again: int
 
@@ -109,7 +109,7 @@ class Monitor:
         self._failures_shown = 0
         self._ended_at: float | None = None
         self.lines = 0
-        self._stopped: Ending | None = None
+        self._stopped: FollowEnd | None = None
         self._errors = 0
 
     def run(self) -> Outcome:
@@ -132,7 +132,7 @@ class Monitor:
             self._draw(force=True)
         self.view.end()
         jobs = self.follower.runs
-        ending: Ending = self._stopped or ("ended" if jobs else "forgotten")
+        ending: FollowEnd = self._stopped or ("ended" if jobs else "forgotten")
         return Outcome(ending, jobs, self._results.again if self._results else 0)
 
     def _pause(self) -> float:
@@ -195,7 +195,7 @@ class Monitor:
         if any(job.state in ("STARTING", "RUNNING") for job in jobs):
             return  # the others have their turn when these have ended
         reason = ""
-        ending: Ending | None = None
+        ending: FollowEnd | None = None
         if stuck := next((job for job in waiting if job.stuck), None):
             reason, ending = f"{states.CANNOT_START}{stuck.reason}", "stuck"
         elif self._timeout is not None and self._waited_out(waiting, jobs, now() - self._timeout):

@@ -171,6 +171,6 @@ def registry_auth(text: str | None) -> bytes:
             raise ValueError
     except (ValueError, TypeError):
         raise CloudError(
-            'INSPECT_FLEET_REGISTRY_AUTH must be a Docker config.json, such as {"auths": {"ghcr.io": {"auth": "…"}}}'
+            'INSPECT_FLEET_REGISTRY_AUTH must be a Docker config.json, such as {"auths": {"registry.example.com": {"auth": "…"}}}'
         ) from None
     return text.encode()

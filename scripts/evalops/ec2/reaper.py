@@ -1,4 +1,4 @@
-"""One pass of the reaper over an estate: look, decide (`evalops.ec2.reap`), do. The edges of it.
+"""One pass of the reaper over an estate: look, decide (`evalops.ec2.reap_rules`), do. The edges of it.
 
 Called by `ct fleet reap`. With `dry_run` nothing is changed. A thing that cannot be dealt with is reported by name, and the others are
 dealt with.
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from evalops.ec2 import reap
+from evalops.ec2 import reap_rules
 from evalops.ec2.pool import BUCKET, ESTATE, GONE
-from evalops.ec2.reap import MARK, Decision, FleetState, Thing
+from evalops.ec2.reap_rules import MARK, Decision, FleetState, Thing
 from evalops.fleet import lanes, ownership, takeover
 from evalops.fleet.stream import Fenced
 from evalops.infra.estate import REMOVAL, Estate
@@ -43,13 +43,13 @@ class Reaper:
         things = [*self._instances(), *self._volumes()]
         fleets = {name: self._state(name) for name in {thing.fleet_id for thing in things if thing.fleet_id}}
         own = {"Name": f"inspect-fleet-{self.estate.name}-worker", BUCKET: self.estate.bucket}
-        for decision in reap.decide(things, fleets, at, own):
+        for decision in reap_rules.decide(things, fleets, at, own):
             yield from self._do(decision)
         alive = {thing.fleet_id for thing in things if thing.kind == "instance" and thing.state not in GONE}
         found = list(self._lanes(at, alive))
-        for (lane, _), decision in zip(found, reap.capped(decision for _, decision in found), strict=True):
+        for (lane, _), decision in zip(found, reap_rules.capped(decision for _, decision in found), strict=True):
             yield from self._close(lane, decision)
-        for decision in reap.uploads(self._uploads(), at):
+        for decision in reap_rules.uploads(self._uploads(), at):
             yield from self._do(decision)
 
     # Looking
@@ -110,14 +110,16 @@ class Reaper:
         except (StorageError, Unreadable) as error:
             return Decision(thing, "keep", f"belongs to {who}, which cannot be read: {error}")
         silent = at - control.beat
-        if control.state == "ended" and silent > reap.YOUNG:  # before, its controller may still be emptying the lane
+        if (
+            control.state == "ended" and silent > reap_rules.YOUNG
+        ):  # before, its controller may still be emptying the lane
             return Decision(thing, "end", f"belongs to {who}, which has ended")
         if not ownership.controller_gone(control):
             return Decision(thing, "keep", f"belongs to {who}, driven by {control.controller}")
-        if at > until + reap.GRACE:
+        if at > until + reap_rules.GRACE:
             return Decision(thing, "end", f"belongs to {who}, past its deadline {stamp(until)}")
         # Of workers on somebody's own machine EC2 knows nothing: their fleet has its lane until the deadline.
-        if manifest.machines is not None and lane.fleet_id not in alive and silent > reap.YOUNG:
+        if manifest.machines is not None and lane.fleet_id not in alive and silent > reap_rules.YOUNG:
             return Decision(thing, "end", f"belongs to {who}, which has no worker and no controller")
         return Decision(thing, "keep", f"belongs to {who} until {stamp(until)}")
 

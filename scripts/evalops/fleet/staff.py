@@ -6,7 +6,7 @@ Where workers come from is the pool's business, what is known of them the roster
 import math
 import time
 
-from evalops.fleet.ending import Ending
+from evalops.fleet.ending import FleetEnding
 from evalops.fleet.fleet import Fleet
 from evalops.fleet.guards import Verdict
 from evalops.fleet.merges import at_once
@@ -24,7 +24,7 @@ AS_IT_SHOULD = ("idle", "over", "drained", "stopped", "deadline", "outdated")
 class Staff:
     """The workers of one fleet."""
 
-    def __init__(self, fleet: Fleet, ending: Ending) -> None:
+    def __init__(self, fleet: Fleet, ending: FleetEnding) -> None:
         self._fleet = fleet
         self._ending = ending
         self._first = fleet.plan.workers

@@ -20,7 +20,7 @@ from evalops.logs.events import read_events
 from evalops.logs.facts import Facts
 from evalops.logs.metadata import Models
 from evalops.logs.reading import read_summaries
-from evalops.logs.rows import Row, bare, number
+from evalops.logs.rows import Row, bare, file_beside, number
 from evalops.logs.survey import Survey, survey
 from evalops.report import stats, timeline
 from evalworker.contract import layout
@@ -170,7 +170,9 @@ def _pair(found: Survey, row: Row, one: Chosen | None) -> Pair:
         for metric in score.metrics
     ]
     link = link_to(found.place.storage, row.log, found.place.run_id) if row.log else None
-    args = ", ".join(f"{name}={value}" for name, value in row.args.items())
+    args = ", ".join(
+        filter(None, (file_beside(row, found.rows), *(f"{name}={value}" for name, value in row.args.items())))
+    )
     return Pair(
         row,
         bare(row.task),

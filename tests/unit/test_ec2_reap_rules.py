@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from evalops.ec2 import reap, reaper
-from evalops.ec2.reap import FleetState, Thing, decide
+from evalops.ec2 import reap_rules, reaper
+from evalops.ec2.reap_rules import FleetState, Thing, decide
 from evalops.fleet.stream import Fenced
 from evalops.settings import Settings
 from evalworker.contract import layout
@@ -88,14 +88,14 @@ def test_what_is_gone_already_is_left_out() -> None:
 
 
 def test_a_pass_ends_only_so_many() -> None:
-    found = decide([marked(6)] * (reap.MOST + 3), {FLEET: ENDED}, NOW, OWN)
-    assert [each.action for each in found] == ["end"] * reap.MOST + ["keep"] * 3
-    assert found[-1].reason.endswith(f"but a pass ends {reap.MOST} things")
+    found = decide([marked(6)] * (reap_rules.MOST + 3), {FLEET: ENDED}, NOW, OWN)
+    assert [each.action for each in found] == ["end"] * reap_rules.MOST + ["keep"] * 3
+    assert found[-1].reason.endswith(f"but a pass ends {reap_rules.MOST} things")
 
 
 def test_uploads_go_by_age() -> None:
     old, young = (Thing("upload", name, ago(hours=hours)) for name, hours in ((f"{FLEET}/a", 25), ("partial/b", 23)))
-    assert [(each.action, each.reason) for each in reap.uploads([old, young], NOW)] == [
+    assert [(each.action, each.reason) for each in reap_rules.uploads([old, young], NOW)] == [
         ("end", "broke off 25 h ago"),
         ("keep", "began 23 h ago"),
     ]
@@ -105,9 +105,9 @@ def test_uploads_of_others_in_the_same_bucket_are_not_touched_and_a_pass_ends_on
     def begun(name: str) -> Thing:
         return Thing("upload", name, ago(hours=25))
 
-    assert reap.uploads([begun("backup/2026.tar"), begun("data.bin")], NOW) == []
-    many = reap.uploads([begun(f"{FLEET}/{number}") for number in range(reap.MOST + 1)], NOW)
-    assert [each.action for each in many] == ["end"] * reap.MOST + ["keep"]
+    assert reap_rules.uploads([begun("backup/2026.tar"), begun("data.bin")], NOW) == []
+    many = reap_rules.uploads([begun(f"{FLEET}/{number}") for number in range(reap_rules.MOST + 1)], NOW)
+    assert [each.action for each in many] == ["end"] * reap_rules.MOST + ["keep"]
 
 
 @pytest.mark.parametrize(("backend", "action"), [("local", "keep"), ("ec2", "end")])
@@ -137,5 +137,5 @@ def test_a_fleet_that_somebody_else_ends_does_not_cut_the_pass_short(
     estate: Any = None
     one = reaper.Reaper(Settings(root=".", bucket=None, estate="e", owner="me"), estate, LocalStorage(tmp_path))
     lane = Lane(name="lane-01", jobs="j", events="e", dead="d", fleet_id=FLEET)
-    (done,) = one._close(lane, reap.Decision(Thing("lane", "lane-01", OLD), "end", "is past its deadline"))
+    (done,) = one._close(lane, reap_rules.Decision(Thing("lane", "lane-01", OLD), "end", "is past its deadline"))
     assert (done.action, done.reason, one.failed) == ("keep", "is being ended by somebody else", [])

@@ -1,6 +1,6 @@
-"""Ends what nobody owns any more: instances and volumes of ended fleets, lanes past their deadline, uploads that broke off.
+"""What to do with what nobody owns any more: instances and volumes of ended fleets, lanes past their deadline, uploads that broke off.
 
-`ct fleet reap` and cron call it. What to do with each thing is decided by pure functions, with a reason for what is kept as for what goes.
+`evalops.ec2.reaper` asks, on a pass of `ct fleet reap`. Pure functions, with a reason for what is kept as for what goes.
 An instance is marked by a tag on one pass and ended on a later one, so that one wrong look ends nothing. Only what carries the estate's
 and a fleet's tags is ever touched.
 """
