@@ -69,9 +69,12 @@ report: $(ENV) ## Write a run's HTML report
 
 # Checking
 
+# takes minutes, and belongs to `make e2e` for that alone
+MINUTES := tests/integration/test_ec2_fleet.py
+
 .PHONY: test
 test: $(ENV) ## Unit and integration tests; need no Docker and no AWS
-	$(PYTEST) tests/integration tests/unit -n 4 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) tests/integration tests/unit $(MINUTES:%=--ignore=%) -n 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: lint
 lint: $(ENV) ## Style, types, Terraform's format, shell scripts
@@ -85,7 +88,7 @@ lint: $(ENV) ## Style, types, Terraform's format, shell scripts
 .PHONY: e2e
 e2e: $(ENV) ## End-to-end and chaos tests; need what .ci/run installs
 	tests/e2e/setup.sh
-	CHAOS_SEEDS=$(CHAOS_SEEDS) EC2_CHAOS_SEEDS=2 $(PYTEST) tests/e2e tests/chaos $(side_by_side)
+	CHAOS_SEEDS=$(CHAOS_SEEDS) EC2_CHAOS_SEEDS=2 $(PYTEST) tests/e2e tests/chaos $(MINUTES) $(side_by_side)
 
 .PHONY: chaos
 chaos: $(ENV) ## Kill, freeze and starve a fleet and fail its AWS in SEEDS random schedules

@@ -201,7 +201,7 @@ data "aws_iam_policy_document" "researcher" {
   statement {
     sid       = "Runs"
     actions   = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
-    resources = [for prefix in concat(local.run_prefixes, local.shipped_code, ["logs/*", "lanes/*", "timings/*"]) : "${local.bucket_arn}/${prefix}"]
+    resources = [for prefix in concat(local.run_prefixes, local.shipped_code, ["logs/*", "lanes/*", "timings/*", "locks/*"]) : "${local.bucket_arn}/${prefix}"]
   }
 
   statement {

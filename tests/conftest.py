@@ -74,12 +74,15 @@ TOGETHER = {
 """Modules that share something that is made once: one applied estate, one AMI build. In parallel, they go to one process."""
 
 
-ALONE = ("test_ec2_fleet", "test_fleet_guards", "test_faults", "test_user_code", "test_ec2_storm", "test_storm")
+ALONE = (
+    *("test_ec2_fleet", "test_fleet_guards", "test_faults", "test_user_code", "test_docs_commands"),
+    *("test_ec2_storm", "test_storm"),
+)
 """Modules of long tests that share nothing: in parallel, each test goes to the process that is free."""
 
 FIRST = (
-    *("test_ec2_fleet", "test_fleet_guards", "test_faults", "test_docs_commands", "test_ec2_pool", "test_fleet_shards"),
-    *("test_fleet_heals", "test_log_commands", "test_fleet_failures", "test_user_code", "test_fleet", "test_fleet_s3"),
+    *("test_faults", "test_fleet_guards", "test_docs_commands", "test_fleet_shards", "test_fleet_heals"),
+    *("test_log_commands", "test_ec2_pool", "test_fleet", "test_fleet_failures", "test_fleet_s3", "test_user_code"),
 )
 """The modules that take longest, so that none of them is left when all others have ended."""
 

@@ -19,7 +19,7 @@ class LazyGroup(click.Group):
         self._lazy = lazy or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, in the order of the seed documents."""
+        """All names, in the order in which they were given."""
         return [*self._lazy, *super().list_commands(ctx)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

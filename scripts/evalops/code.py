@@ -134,11 +134,17 @@ def choose(tree: Tree) -> Chosen:
 
 def _consider(tree: Tree, name: str, chosen: Chosen) -> None:
     """Put one file where it belongs."""
-    path = tree.root / name
     try:
-        found = os.lstat(path)
+        _judge(tree, name, chosen)
     except FileNotFoundError:  # deleted, and git has not been told
         return
+    except OSError as error:
+        chosen.refused.append(f"{shown(name)}: cannot be read ({error.strerror})")
+
+
+def _judge(tree: Tree, name: str, chosen: Chosen) -> None:
+    path = tree.root / name
+    found = os.lstat(path)
     if stat.S_ISLNK(found.st_mode):
         if not _stays_inside(tree.root, path):
             chosen.refused.append(f"{shown(name)}: a symbolic link that leads out of the tree")

@@ -103,7 +103,10 @@ def code_digest(folder: Path) -> str:
     """A hash of the code that a run would take with it, and of the packages installed."""
     tree = code.tree_of(folder)
     with tempfile.TemporaryFile() as archive:
-        packed = code.pack(tree, code.choose(tree).files, archive)
+        try:
+            packed = code.pack(tree, code.choose(tree).files, archive)
+        except OSError as error:
+            fail(f"the code under {tree.root} changed while it was read, or cannot be read: {error}")
     return hashlib.sha256(canonical([packed, shipping.versions()]).encode()).hexdigest()
 
 

@@ -135,7 +135,8 @@ def versions() -> dict[str, str]:
     """With what a run was planned: Python, the main packages, and `environment`, a hash of all packages' names and versions."""
     found = {"python": platform.python_version()}
     found |= {name: version for name in locks.MAIN_PACKAGES if (version := locks.installed(name)) is not None}
-    everything = sorted({f"{each.metadata['Name']}=={each.version}" for each in importlib.metadata.distributions()})
+    about = (each.metadata for each in importlib.metadata.distributions())  # each look parses a file
+    everything = sorted({f"{one['Name']}=={one['Version']}" for one in about})
     found["environment"] = hashlib.sha256(canonical(everything).encode()).hexdigest()[:16]
     return found
 

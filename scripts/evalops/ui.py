@@ -42,6 +42,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in redact.text(text))
 
 
+def say(text: str) -> None:
+    """A line of the answer, on stdout."""
+    click.echo(printable(text))
+
+
 def note(text: str) -> None:
     """A remark for the person at the terminal, on stderr."""
     click.echo(printable(text), err=True)

@@ -1,7 +1,8 @@
 """All kinds of faults over one run of six jobs and 200 samples, by a seeded schedule; what must hold afterwards is `storm.Storm.verify`.
 
 Processes are killed, frozen and told to go, memory and disk run out, and AWS fails as `weather` has it: every process of the fleet reaches
-S3 and SQS through the proxy of `tests/gateway.py`. Workers in containers are killed by tests/e2e/test_ec2_boots.py. Needs root: the disk
+S3 and SQS through the proxy of `tests/gateway.py`. Some samples have a Docker sandbox, on an engine of the tempest's own: containers are
+killed, the engine is stopped, or crashes. Workers in containers are killed by tests/e2e/test_ec2_boots.py. Needs root and Docker: the disk
 is a tmpfs of its own, memory ends by a cgroup.
 `python tests/chaos/tempest.py SEEDS [FIRST]` runs many seeds and prints what each has met; `test_tempest.py` runs a few.
 """
@@ -20,11 +21,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-for place in (HERE.parent, HERE):
+for place in (HERE.parent, HERE.parent / "e2e", HERE):
     if str(place) not in sys.path:
         sys.path.append(str(place))
 
+import boxes  # noqa: E402
+import clock  # noqa: E402
 import servers  # noqa: E402
+from clock import Clock  # noqa: E402
+from engine_bench import Engine  # noqa: E402
 from storm import RUN, VICTIMS, Broken, Storm, check, play, storm_environment  # noqa: E402
 from weather import KINDS, Weather  # noqa: E402
 
@@ -46,16 +51,16 @@ DISK = "3g"
 
 MEMORY = "/sys/fs/cgroup/memory"
 
-ON_MACHINE = (*VICTIMS, "notice", "freeze", "disk full", "memory")
+ON_MACHINE = (*VICTIMS, "notice", "freeze", "disk full", "memory", "clock jump", *boxes.KINDS)
 DECK = (*ON_MACHINE, *KINDS)
 """Every kind."""
 
 HANDS = 5
 """So many seeds in a row meet every kind."""
 
-COSTLY = ("job", "memory", "disk full", "clock jump", "all")
-"""Kinds that may end a job's attempt. One a seed: a job has three attempts, and a fourth failure would be a truthful end, but none with
-all samples."""
+COSTLY = ("job", "memory", "disk full", "clock jump", "all", "docker restart")
+"""Kinds that may end a job's attempt. Two a seed at the most: a job has three attempts, and another failure would be a truthful end, but
+none with all samples."""
 
 PAUSE_S = (0.5, 2.5)
 FINISH_S = 300.0
@@ -76,11 +81,19 @@ def drawn(seed: int) -> list[str]:
 
 @dataclass
 class Tempest(Storm):
-    """One seed. `weather` is what the proxy does; `met` what has happened."""
+    """One seed. `weather` is what the proxy does, `docker` the engine of the samples' sandboxes, `clock` that of its processes;
+    `met` what has happened."""
 
+    task: str = boxes.TASK
     words: tuple[str, ...] = WORDS
+    docker: Engine = field(kw_only=True)
+    clock: Clock = field(kw_only=True)
     weather: Weather = field(default_factory=lambda: Weather(0, ""))
     met: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        (self.folder / "compose.yaml").write_text(boxes.COMPOSE)
 
     def run(self) -> None:
         """Start, let everything of this seed happen, attach whenever the controller has gone, and check."""
@@ -102,18 +115,41 @@ class Tempest(Storm):
                 self.verify(redone_any_time=True)
             finally:
                 self.weather.clear()
+                self.clock.set(0)
                 self.clean()
 
     def _happen(self, kind: str) -> None:
+        if kind in boxes.KINDS and not boxes.wait(self.docker, self._ended):
+            return
         self.met.append(kind)
         if kind in VICTIMS:
             self._kill(kind)
-        elif kind in KINDS:
-            self.killed.append((time.time(), kind))
+            return
+        self.killed.append((time.time(), kind))
+        if kind in KINDS:
             time.sleep(self.weather.begin(kind) / 2)
+        elif kind in boxes.KINDS:
+            boxes.happen(kind, self.docker, self.random)
         else:
-            self.killed.append((time.time(), kind))
-            {"notice": self._notice, "freeze": self._freeze, "disk full": self._fill, "memory": self._starve}[kind]()
+            {
+                "notice": self._notice,
+                "freeze": self._freeze,
+                "disk full": self._fill,
+                "memory": self._starve,
+                "clock jump": self._jump,
+            }[kind]()
+
+    def _verify_left_over(self) -> None:
+        super()._verify_left_over()
+        end = time.monotonic() + boxes.GONE_S
+        while left := self.docker.left():
+            check(time.monotonic() < end, f"left on the Docker engine: {left}")
+            time.sleep(0.5)
+
+    def clean(self) -> None:
+        """Leave nothing running, no container either."""
+        super().clean()
+        self.docker.clear()
 
     def _revive(self) -> None:
         """Attach a new controller when the last one was killed; while AWS is away that may take some tries."""
@@ -159,6 +195,12 @@ class Tempest(Storm):
         self._mount(f"remount,size={used + (64 << 10)}")
         time.sleep(FULL_S)
         self._mount(f"remount,size={DISK}")
+
+    def _jump(self) -> None:
+        """The wall clock of all of the fleet's processes jumps, and back."""
+        self.clock.set(self.random.choice(clock.JUMPS_S))
+        time.sleep(clock.WRONG_S)
+        self.clock.set(0)
 
     def _mount(self, options: str) -> None:
         subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tempest", str(self.folder / "logs")], check=True)
@@ -217,12 +259,12 @@ class Tempest(Storm):
 
 
 @contextmanager
-def tempest(seed: int, endpoint: str, folder: Path) -> Iterator[Tempest]:
-    """A seed with a bucket and a lane of its own on the emulator, and a proxy before it."""
-    with gateway(endpoint) as gate:
-        made = Tempest(
-            seed, folder, storm_environment(gate.endpoint, f"tempest-{seed}"), weather=Weather(seed, endpoint)
-        )
+def tempest(seed: int, endpoint: str, docker: Engine, folder: Path) -> Iterator[Tempest]:
+    """A seed with a bucket and a lane of its own on the emulator, a proxy before it, and a clock."""
+    with gateway(endpoint) as gate, clock.library() as library:
+        own = Clock(library, folder / "clock")
+        environment = storm_environment(gate.endpoint, f"tempest-{seed}") | docker.environment | own.environment
+        made = Tempest(seed, folder, environment, weather=Weather(seed, endpoint), docker=docker, clock=own)
         gate.faults = made.weather
         made.make_bucket()
         make_lane(made, gate)
@@ -252,8 +294,10 @@ def told(made: Tempest) -> str:
 
 def main(seeds: int, first: int = 1) -> int:
     """Play seeds on one emulator; the number of those that broke."""
-    with servers.ministack() as endpoint:
-        return play("tempest", range(first, first + seeds), lambda seed, folder: tempest(seed, endpoint, folder), told)
+    with servers.ministack() as endpoint, boxes.engine() as docker:
+        return play(
+            "tempest", range(first, first + seeds), lambda seed, folder: tempest(seed, endpoint, docker, folder), told
+        )
 
 
 if __name__ == "__main__":

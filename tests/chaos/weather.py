@@ -1,23 +1,35 @@
 """What AWS does to a fleet in a storm: a rule for `tests/gateway.py`, the HTTP proxy between every process of a fleet and the emulator.
 
-Each kind is switched on for some seconds (`begin`), several may hold at once. `Weather` stands where `gateway.Faults` does, which fails
+Each kind is switched on for some seconds (`begin`), several may hold at once. As AWS does, it always refuses calls whose time is off: the
+clock of a fleet's processes may jump (`clock.py`). `Weather` stands where `gateway.Faults` does, which fails
 a steady share of all calls for the storm over EC2 workers.
 """
 
 import json
+import math
 import random
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 from gateway import Change, Lost, Reply, Twice, Verdict, unavailable
 
 SKEWED = {
-    "s3": (403, b"<Error><Code>RequestTimeTooSkewed</Code><Message>the clocks differ by ten minutes</Message></Error>"),
-    "sqs": (403, b'{"__type":"com.amazonaws.sqs#RequestTimeTooSkewed","message":"the clocks differ by ten minutes"}'),
+    "s3": (403, b"<Error><Code>RequestTimeTooSkewed</Code><Message>The clocks differ too much.</Message></Error>"),
+    "sqs": (
+        400,
+        b'{"__type":"com.amazon.coral.service#InvalidSignatureException","message":"Signature expired: it is late"}',
+    ),
 }
+EARLY = (400, SKEWED["sqs"][1].replace(b"expired: it is late", b"not yet current: it is early"))
+"""What SQS says of a time that is ahead."""
+
+SKEW_S = {"s3": 900, "sqs": 300}
+"""How far a call's time may be off."""
+
 SLOW_S = (0.3, 1.2)
 """What a slow S3 adds to an answer."""
 
@@ -33,7 +45,6 @@ KINDS = {
     "s3 lost answers": 8.0,
     "s3 slow": 8.0,
     "s3 old reads": 12.0,
-    "clock jump": 5.0,
 }
 """Seconds that each lasts."""
 
@@ -47,7 +58,7 @@ class Weather:
         self._lock = threading.Lock()
         self._until: dict[str, float] = {}
         self._old: dict[str, tuple[str, bytes]] = {}
-        self.met: dict[str, int] = dict.fromkeys(KINDS, 0)
+        self.met: dict[str, int] = dict.fromkeys([*KINDS, "clock jump"], 0)
 
     def begin(self, kind: str) -> float:
         """Let it come; returns how long it lasts."""
@@ -65,8 +76,10 @@ class Weather:
 
     def decide(self, service: str, operation: str, body: bytes, headers: Mapping[str, str]) -> Verdict:
         """What becomes of a call."""
-        if self._hits("clock jump", 1.0) and service in SKEWED:
-            return SKEWED[service]
+        if abs(off_s := _ahead_s(headers)) > SKEW_S.get(service, math.inf):
+            with self._lock:
+                self.met["clock jump"] += 1
+            return EARLY if service == "sqs" and off_s > 0 else SKEWED[service]
         if service == "sqs":
             return self._sqs(operation, body)
         return self._s3(operation, headers) if service == "s3" else None
@@ -123,3 +136,10 @@ class Weather:
                 return False
             self.met[kind] += 1
             return True
+
+
+def _ahead_s(headers: Mapping[str, str]) -> float:
+    """How far the time of a signed call is ahead of ours; 0 without one."""
+    if (said := headers.get("X-Amz-Date")) is None:
+        return 0.0
+    return (datetime.strptime(said, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC) - datetime.now(UTC)).total_seconds()

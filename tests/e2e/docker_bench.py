@@ -3,6 +3,7 @@
 The engine is started by `setup.sh`. Images are made once per machine and kept under names that begin with `inspect-fleet-test/`.
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -59,31 +60,43 @@ def setup() -> None:
     subprocess.run([HERE / "setup.sh"], check=True)
 
 
+@contextmanager
+def making() -> Iterator[None]:
+    """One base image at a time: test processes side by side share what one of them has made."""
+    with Path(tempfile.gettempdir(), "inspect-fleet-test-base.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def debian() -> str:
     """Debian 13, minimal, which knows the machine's own certificates (a proxy's may be among them)."""
-    if exists(DEBIAN):
-        return DEBIAN
-    archive = CACHE / "debian-trixie.tar"
-    if not archive.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory() as folder:
-            root = Path(folder, "root")
-            subprocess.run(
-                ["debootstrap", "--variant=minbase", "trixie", root, *MIRROR], check=True, stdout=subprocess.DEVNULL
-            )
-            for path in (root / "var/cache/apt/archives").glob("*.deb"):
-                path.unlink()
-            ours = Path("/usr/local/share/ca-certificates")
-            for certificate in ours.glob("*.crt"):
-                shutil.copy(certificate, root / "usr/local/share/ca-certificates")
-            if Path("/etc/ssl/certs/ca-certificates.crt").exists():
-                (root / "etc/ssl/certs").mkdir(parents=True, exist_ok=True)
-                shutil.copy("/etc/ssl/certs/ca-certificates.crt", root / "etc/ssl/certs")
-            part = archive.with_suffix(".part")
-            subprocess.run(["tar", "-C", root, "-cf", part, "."], check=True)
-            part.rename(archive)
-    docker("import", str(archive), DEBIAN)
+    with making():
+        if not exists(DEBIAN):
+            archive = CACHE / "debian-trixie.tar"
+            if not archive.exists():
+                _bootstrap(archive)
+            docker("import", str(archive), DEBIAN)
     return DEBIAN
+
+
+def _bootstrap(archive: Path) -> None:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder, "root")
+        subprocess.run(
+            ["debootstrap", "--variant=minbase", "trixie", root, *MIRROR], check=True, stdout=subprocess.DEVNULL
+        )
+        for path in (root / "var/cache/apt/archives").glob("*.deb"):
+            path.unlink()
+        ours = Path("/usr/local/share/ca-certificates")
+        for certificate in ours.glob("*.crt"):
+            shutil.copy(certificate, root / "usr/local/share/ca-certificates")
+        if Path("/etc/ssl/certs/ca-certificates.crt").exists():
+            (root / "etc/ssl/certs").mkdir(parents=True, exist_ok=True)
+            shutil.copy("/etc/ssl/certs/ca-certificates.crt", root / "etc/ssl/certs")
+        part = archive.with_suffix(".part")
+        subprocess.run(["tar", "-C", root, "-cf", part, "."], check=True)
+        part.rename(archive)
 
 
 def instance() -> str:

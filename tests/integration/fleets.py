@@ -159,7 +159,7 @@ def _start(
     folder: Path, arguments: tuple[str, ...], wrapper: tuple[str, ...], surroundings: dict[str, str]
 ) -> "Process":
     """A fork of a process that has imported the command, unless something is to happen as Python starts."""
-    if not wrapper and surroundings.get("PYTHONPATH") == os.environ.get("PYTHONPATH"):
+    if not wrapper and warm.fits(surroundings):
         return warm.start(["ct", "run", "eval", *arguments], folder, surroundings)
     return subprocess.Popen(
         [*wrapper, *command(*arguments)],

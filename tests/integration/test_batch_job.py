@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fleets import python_path
 from inspect_ai.log import list_eval_logs, read_eval_log, read_eval_log_sample_summaries
 
 import evalworker
@@ -267,7 +268,7 @@ def test_an_older_image_becomes_what_the_run_asks_for_and_is_still_heard(tmp_pat
     stale = tmp_path / "image" / "evalworker"
     shutil.copytree(Path(evalworker.__file__).parent, stale, ignore=shutil.ignore_patterns("__pycache__"))
     (stale / "old.txt").write_text("of another day")
-    code, said = run.run(PYTHONPATH=str(stale.parent), INSPECT_FLEET_CACHE=str(tmp_path / "cache"))
+    code, said = run.run(PYTHONPATH=python_path(stale.parent), INSPECT_FLEET_CACHE=str(tmp_path / "cache"))
     assert code == 0, said
     assert "starting again with evalworker" in said
     assert "attempt 1: arithmetic with scripted/good" in said, "the output of the new process is heard"

@@ -41,7 +41,7 @@ def test_the_deadline_stops_a_fleet(folder: Path) -> None:
 
 
 def test_a_job_over_its_timeout_is_tried_again_from_what_it_had(folder: Path) -> None:
-    arguments = ("-T", "n=5", "-M", "hang=Question 3.", "--job-timeout", "12s")
+    arguments = ("-T", "n=5", "-M", "hang=Question 3.", "--job-timeout", "8s")
     fleet = fleets.run(folder, ARITHMETIC, *GOOD, *arguments)
     fleets.check(fleet)
     end = fleet.done("arithmetic")
@@ -114,7 +114,7 @@ def test_without_a_controller_that_counts_no_job_is_taken(folder: Path) -> None:
         shorter.replace(path)
         _gone(agent)
         assert len(list(path.parent.glob("*.done-1.json"))) == 1
-        attached = fleets.call(folder, "ct", "fleet", "attach", path.parent.name)
+        attached = fleets.call(folder, "ct", "fleet", "attach", path.parent.name, "--max-workers", "1")
     fleet = fleets.ended(folder, attached.returncode, attached.stdout, attached.stderr)
     fleets.check(fleet)
     assert (fleet.code, fleet.summary["outcome"], fleet.summary["completed"]) == (0, "complete", 3), fleet.err

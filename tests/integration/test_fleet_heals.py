@@ -24,8 +24,8 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
 
 @pytest.fixture(scope="module")
 def healed(failed: Fleet) -> Fleet:
-    """The same run again, by its id alone."""
-    return run(failed.folder, "--run-id", failed.fleet_id)
+    """The same run again, by its id alone, as a program would start it."""
+    return run(failed.folder, "--run-id", failed.fleet_id, "--json")
 
 
 def test_without_retries_the_sample_fails_at_once(failed: Fleet) -> None:
@@ -67,6 +67,15 @@ def test_one_final_result_per_sample_and_epoch(healed: Fleet) -> None:
 def test_the_healed_log_takes_the_place_of_the_failed_one(failed: Fleet, healed: Fleet) -> None:
     logs = [read_eval_log(str(path), header_only=True) for path in healed.working]
     assert sorted((log.eval.task, log.status) for log in logs) == [("choices", "success"), ("error_once", "success")]
+
+
+def test_json_prints_a_launch_record_and_a_done_record(healed: Fleet) -> None:
+    """For programs: two lines on stdout, nothing else; `--detach` is the same without waiting."""
+    launch, done = map(json.loads, healed.out.splitlines())
+    assert (launch["type"], launch["fleet_id"], done["type"]) == ("launch", healed.fleet_id, "done")
+    assert Path(launch["events"]).samefile(healed.live)
+    assert (done["success"], done["outcome"], len(done["jobs"])) == (True, "complete", 2)
+    assert all(Path(job["log"]).is_file() for job in done["jobs"])
 
 
 def test_a_run_that_has_completed_is_left_alone(healed: Fleet) -> None:
@@ -168,17 +177,6 @@ def test_killed_jobs_servers_and_agents_heal(tmp_path: Path) -> None:
     assert "fork server" in crashes[1]["error_summary"]
     for event in fleet.of("job_done"):
         assert len(fleet.results(event["job_id"])) == 12
-
-
-def test_json_prints_a_launch_record_and_a_done_record(tmp_path: Path) -> None:
-    """For programs: two lines on stdout, nothing else; `--detach` is the same without waiting."""
-    fleet = run(prepare(tmp_path), "examples/arithmetic.py", "--model", "scripted/good", "--limit", "2", "--json")
-    check(fleet)
-    launch, done = map(json.loads, fleet.out.splitlines())
-    assert (launch["type"], launch["fleet_id"], done["type"]) == ("launch", fleet.fleet_id, "done")
-    assert Path(launch["events"]).samefile(fleet.live)
-    assert (done["success"], done["outcome"], len(done["jobs"])) == (True, "complete", 1)
-    assert Path(done["jobs"][0]["log"]).is_file()
 
 
 def test_a_running_fleet_is_not_started_twice(tmp_path: Path) -> None:

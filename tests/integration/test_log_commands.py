@@ -24,6 +24,7 @@ from evalworker.contract import layout
 from evalworker.storage import open_storage
 
 TASKS = """
+import asyncio, os, signal
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import match
@@ -44,6 +45,17 @@ def fragile():
 @task
 def sometimes() -> Task:
     return Task([Sample(f"What is {i} + 1?", target=str(i + 1), id=i) for i in range(3)], solver=fragile(), scorer=match(numeric=True))
+
+@solver
+def interrupts():
+    async def solve(state, generate):
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+    return solve
+
+@task
+def interrupted() -> Task:
+    return Task([Sample("What is 1 + 1?", target="2")], solver=interrupts(), scorer=match(numeric=True))
 """
 
 METADATA = """
@@ -153,6 +165,32 @@ def test_a_retry_after_summarize_redoes_only_what_failed(root):
         assert dashboard_reader.load(root.get(key).body).location == root.url(key.removesuffix(".dashboard.json"))
 
 
+@pytest.mark.parametrize("root", ["directory"], indirect=True)
+def test_two_files_with_a_task_of_one_name_are_two_rows_and_two_results(root):
+    """A baseline and its variant: each is retried, counted and promoted for itself."""
+    plain = TASKS.replace("def sums", "def unused").replace("def sometimes", "def sums")
+    Path("variant.py").write_text(plain.replace("range(3)", "range(4)"))
+    Path("broken").write_text("yes")
+    words = ("tasks.py@sums", "variant.py@sums", "--model", "scripted/good", "--fail-on-error", "--retry-attempts", "0")
+    run_id = run(*words, code=1)
+
+    def rows():
+        found = json.loads(ies(status, "check", "--run-id", run_id, "--json"))["rows"]
+        return [(row["file"], row["state"], row["superseded"]) for row in found]
+
+    assert rows() == [("tasks.py", "success", 0), ("variant.py", "error", 0)]
+    assert "sums variant.py" in ies(status, "check", "--run-id", run_id)
+    Path("broken").write_text("")
+    run("--run-id", run_id)
+    assert [row[:2] for row in rows()] == [("tasks.py", "success"), ("variant.py", "success")]
+    done = json.loads(ies(summarize, "--run-id", run_id, "--json"))
+    assert [result["outcome"] for result in done["results"]] == ["written", "written"], done
+    ies(promote, "--run-id", run_id)
+    assert sum(key.startswith("logs/stage/") and key.endswith(".dashboard.json") for key in tree(root)) == 2
+    ies(report, "--run-id", run_id)
+    assert b"variant.py" in root.get(layout.report(run_id)).body
+
+
 def test_a_retry_that_is_another_run_is_refused_with_the_difference(root):
     run_id = run("tasks.py@sums", "tasks.py@sometimes", "--model", "scripted/good")
     other = CliRunner().invoke(run_local, ["tasks.py@sums", "--model", "scripted/wrong", "--run-id", run_id])
@@ -170,11 +208,23 @@ def test_a_retry_that_is_another_run_is_refused_with_the_difference(root):
     assert run("--run-id", run_id, "--force") == run_id
 
 
+@pytest.mark.parametrize("root", ["directory"], indirect=True)
+def test_an_interrupt_is_no_failure(root):
+    run_id = run("tasks.py@interrupted", "--model", "scripted/good", code=130)
+    assert [row["state"] for row in json.loads(ies(status, "check", "--run-id", run_id, "--json"))["rows"]] == [
+        "cancelled"
+    ]
+    Path("tasks.py").write_text(
+        Path("tasks.py").read_text().replace("os.kill(os.getpid(), signal.SIGINT)", "return 1 / 0")
+    )
+    run("--run-id", run_id, "--retry-attempts", "0", code=1)
+
+
 def test_a_run_that_somebody_owns_is_left_alone(root):
     from evalops.logs import local_run
 
     run_id = run("tasks.py@sums", "--model", "scripted/good")
-    with local_run.alive(root, run_id):
+    with local_run.alive(root, run_id, local_run.last_seen(root, run_id)):
         busy = CliRunner().invoke(run_local, ["--run-id", run_id])
         assert busy.exit_code == 2 and "is running it" in busy.stderr
         assert "Finished" in ies(status, "check", "--run-id", run_id)

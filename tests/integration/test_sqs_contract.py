@@ -80,7 +80,7 @@ def test_given_back_it_is_delivered_again_with_a_higher_count(queue: Queue) -> N
     first = receive_one(queue)
     assert queue.extend([first.receipt], 0) == set()
     again = receive_one(queue)
-    assert (again.body, again.message_id, again.receive_count) == ("a", first.message_id, 2)
+    assert (again.body, again.receive_count) == ("a", 2)
 
 
 def test_visibility_ends_and_extension_prolongs_it(emulator: Emulator) -> None:

@@ -6,6 +6,7 @@ Called by `fleets` for commands that run as they are. As a program (`python warm
 
 import contextlib
 import functools
+import gc
 import json
 import os
 import random
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -77,28 +79,42 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+@dataclass(frozen=True)
+class Forker:
+    """This test process's forker. It ends when the line does."""
+
+    process: "subprocess.Popen[bytes]"
+    line: socket.socket
+    python_path: str | None
+
+
 @functools.cache
-def _forker() -> socket.socket:
-    """The line to this test process's forker, which ends when the line does."""
+def _forker() -> Forker:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
         for size in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             end.setsockopt(socket.SOL_SOCKET, size, LONGEST)
     command = [sys.executable, str(Path(__file__)), str(theirs.fileno())]
-    subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True)
     theirs.close()
-    return ours
+    return Forker(process, ours, os.environ.get("PYTHONPATH"))
+
+
+def fits(environment: dict[str, str]) -> bool:
+    """Whether a fork can have this environment: PYTHONPATH is read as Python starts."""
+    return environment.get("PYTHONPATH") == _forker().python_path
 
 
 def start(words: list[str], folder: Path, environment: dict[str, str]) -> Forked:
-    """Start `python -m evalops WORDS…` in a directory, with exactly this environment."""
+    """Start `python -m evalops WORDS…` in a directory, with exactly this environment, which must fit."""
+    line = _forker().line
     out, err, status = os.pipe(), os.pipe(), os.pipe()
     with Path(os.devnull).open() as null:
         order = json.dumps({"words": words, "folder": str(folder), "environment": environment})
-        socket.send_fds(_forker(), [order.encode()], [null.fileno(), out[1], err[1], status[1]])
+        socket.send_fds(line, [order.encode()], [null.fileno(), out[1], err[1], status[1]])
     for _, ours in (out, err, status):
         os.close(ours)
-    pid = int(_forker().recv(64))
+    pid = int(line.recv(64))
     return Forked(pid, status[0], os.fdopen(out[0]), os.fdopen(err[0]))
 
 
@@ -160,6 +176,7 @@ def main() -> None:
     import inspect_ai._cli.eval
     import inspect_ai._eval.evalset  # noqa: F401
 
+    gc.freeze()  # forks share what is never collected
     line = socket.socket(fileno=int(sys.argv[1]))
     order = serve(line)
     line.detach()

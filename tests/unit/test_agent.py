@@ -12,6 +12,7 @@ import pytest
 
 from evalworker import agent as module
 from evalworker.agent import Agent, adapted, share_of
+from evalworker.attempt import Attempt
 from evalworker.aws import Fault
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Limits, Manifest
@@ -154,7 +155,7 @@ def agent(store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def received(job: str, receipt: str, *, fleet: str = FLEET, round_: int = 2, attempt: int = 1) -> Received:
-    return Received(Job(fleet_id=fleet, round=round_, job_id=job, attempt=attempt).to_json(), receipt, "m", 1)
+    return Received(Job(fleet_id=fleet, round=round_, job_id=job, attempt=attempt).to_json(), receipt, 1)
 
 
 def jobs_queue() -> FakeQueue:
@@ -257,7 +258,7 @@ def test_a_worker_made_of_old_code_leaves_when_a_round_brings_new_code(agent: Ag
 
 
 def test_an_unreadable_message_stays_for_the_dead_letters_and_is_reported(agent: Agent) -> None:
-    agent._begin(Received("{not json", "r", "m", 1))
+    agent._begin(Received("{not json", "r", 1))
     assert jobs_queue().deleted == []
     until(lambda: FakeQueue.made["events"].sent, "the warning is sent")
     (warning,) = map(read_from_worker, FakeQueue.made["events"].sent)
@@ -283,7 +284,7 @@ def test_a_message_that_comes_while_the_agent_leaves_goes_back_at_once(agent: Ag
 def test_a_job_that_failed_on_this_machine_is_left_to_others_for_a_moment(agent: Agent) -> None:
     def come(avoid: str, times: int) -> Received:
         job = Job(fleet_id=FLEET, round=2, job_id=JOBS[0], attempt=2, avoid=avoid)
-        return Received(job.to_json(), f"{avoid} {times}", "m", times)
+        return Received(job.to_json(), f"{avoid} {times}", times)
 
     agent.manifest = agent.manifest.model_copy(update={"backend": "ec2"})
     agent._begin(come("local-1", 1))
@@ -296,7 +297,7 @@ def test_a_job_that_failed_on_this_machine_is_left_to_others_for_a_moment(agent:
 
 def test_workers_of_one_machine_take_what_failed_there_at_once(agent: Agent) -> None:
     job = Job(fleet_id=FLEET, round=2, job_id=JOBS[0], attempt=2, avoid="local-1")
-    agent._begin(Received(job.to_json(), "r", "m", 1))
+    agent._begin(Received(job.to_json(), "r", 1))
     assert len(FakeAttempt.made) == 1
 
 
@@ -423,6 +424,19 @@ def test_a_rate_limit_lowers_this_workers_samples_until_attempts_complete(agent:
         until(lambda: not agent._running, "the attempt has ended")
 
 
+@pytest.mark.parametrize("state", ["running", "ended"])
+def test_whoever_leaves_a_fleet_that_has_ended_does_not_wait_to_be_heard(
+    agent: Agent, store: LocalStorage, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """The queues of a fleet on this machine end with it, and a worker may need longer than that to leave."""
+    patience: list[float] = []
+    store.put(layout.control(FLEET), control(state=state).to_bytes())
+    with monkeypatch.context() as patch:
+        patch.setattr(agent.worker.poster, "close", patience.append)
+        agent._end("sigterm")
+    assert (patience == [module.AFTER_END_S]) == (state == "ended")
+
+
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_after_a_sandboxs_failure_no_job_is_taken_until_the_engine_answers(
     agent: Agent, monkeypatch: pytest.MonkeyPatch, comes_back: bool
@@ -475,6 +489,16 @@ def test_a_heartbeat_says_what_runs_and_what_it_is_in(agent: Agent) -> None:
         dict.fromkeys(JOBS[:2], FakeAttempt.waiting_for),
     )
     assert beat.hung + agent._heartbeat().hung == hung  # each is named once
+
+
+def test_a_heartbeat_says_once_that_a_sample_has_got_on(agent: Agent) -> None:
+    message = Job(fleet_id=FLEET, round=2, job_id=JOBS[0], attempt=1)
+    attempt = Attempt(agent.worker, received(JOBS[0], "r0"), message, agent._specs[JOBS[0]], agent.manifest)
+    attempt._looked(JobLook())
+    assert not agent._heartbeat().moved
+    attempt._looked(JobLook(moved=True))
+    attempt._looked(JobLook())
+    assert [agent._heartbeat().moved for _ in range(2)] == [True, False]
 
 
 def test_no_more_jobs_than_slots(agent: Agent) -> None:

@@ -211,6 +211,7 @@ def test_an_error_is_one_sentence_with_a_category() -> None:
 
 
 def test_importing_it_needs_neither_inspect_nor_the_operators_side() -> None:
+    """Nor boto3, which a local fleet's processes never use."""
     code = "import sys, evalworker.queues, evalworker.storage; print(*sorted(m.split('.')[0] for m in sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    assert not {"inspect_ai", "evalops", "click", "jinja2", "rich", "ministack"} & set(found)
+    assert not {"inspect_ai", "evalops", "click", "jinja2", "rich", "ministack", "boto3"} & set(found)

@@ -7,10 +7,11 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.stub import Stubber
 from click.testing import CliRunner, Result
 from moto import mock_aws
 
-from evalops.cloud import amis
+from evalops.cloud import amis, image
 from evalops.commands.cloud import cloud
 from evalworker import aws
 
@@ -148,3 +149,11 @@ def test_a_bad_registry_login_is_not_repeated(monkeypatch: pytest.MonkeyPatch, t
     said = ct("build-ami", "--private", "--from", "10.0.0.0/8")
     assert said.exit_code == 2 and "must be a Docker config.json" in said.stderr
     assert "my-password" not in said.output
+
+
+def test_a_registry_that_gives_no_login_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    ecr = boto3.client("ecr")
+    with Stubber(ecr) as stub:
+        stub.add_client_error("get_authorization_token", "AccessDeniedException", "User ada is not authorized", 400)
+        with pytest.raises(aws.ServiceError, match=r"cannot ask for the login to 1.dkr.ecr"):
+            image.push(ecr, "1.dkr.ecr.us-east-1.amazonaws.com/worker", "latest", "1")

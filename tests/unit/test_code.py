@@ -1,5 +1,6 @@
 """What is packed of a user's tree, what is refused, and what arrives."""
 
+import errno
 import io
 import os
 import subprocess
@@ -157,6 +158,19 @@ def test_large_files_and_large_trees_are_refused(repo: Path, monkeypatch: pytest
     assert refused[0] == "big.bin: 1.0 kB, more than 1.0 kB"
     assert "1.8 kB in all" in refused[1]
     assert "half.bin (900 B)" in refused[1]
+
+
+def test_a_file_that_cannot_be_read_is_refused(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Path.read_bytes
+
+    def locked(path: Path) -> bytes:
+        if path.name == "new.py":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", locked)
+    found = chosen(repo)
+    assert found.refused == ["new.py: cannot be read (Permission denied)"] and "task.py" in found.files
 
 
 def test_links_inside_are_kept_and_links_outside_are_refused(repo: Path, tmp_path: Path) -> None:

@@ -507,3 +507,19 @@ def test_the_recipes_of_the_docs_read_the_stream(sample: SampleDone) -> None:
     )
     done = subprocess.run(["jq", "-cs", recipe], input=stream, capture_output=True, text=True, check=True)
     assert strict(done.stdout) == {"n": 2, "passed": 1}
+
+
+def test_a_heartbeat_of_a_version_that_does_not_say_whether_samples_move_can_be_read() -> None:
+    beat = Heartbeat(
+        fleet_id=FLEET,
+        instance_id="i-1",
+        ts=datetime.now(UTC),
+        running=[JOB],
+        load=0.0,
+        disk_free=0,
+        memory_free=0,
+        moved=True,
+    )
+    older = beat.to_dict()
+    del older["moved"]
+    assert read_from_worker(dumps(older)) == beat.model_copy(update={"moved": False})

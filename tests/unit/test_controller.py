@@ -1,5 +1,6 @@
 """The controller's decisions at the edges: dead letters of others, an end that cannot be stored at once. No AWS here."""
 
+import io
 import json
 import signal
 import time
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 from evalops.fleet import fleet as module
-from evalops.fleet import inbox, job_ends, lanes, stream
+from evalops.fleet import inbox, job_ends, lanes, stream, takeover
+from evalops.fleet.assemble import fleet_start
 from evalops.fleet.controller import Controller
 from evalops.fleet.fleet import Fleet, Plan
 from evalops.fleet.guards import Verdict
@@ -48,7 +50,7 @@ class FakeQueue:
 
     def receive(self, max_messages: int = 1, wait_s: int = 20) -> list[Received]:
         taken, self.put = self.put[:max_messages], self.put[max_messages:]
-        return [Received(body, f"receipt of {body}", "m", 20) for body in taken]
+        return [Received(body, f"receipt of {body}", 20) for body in taken]
 
     def delete(self, receipts: list[str]) -> set[str]:
         if self.failures:
@@ -239,6 +241,23 @@ def test_the_end_is_stored_however_often_storage_fails(controller: Controller, m
     assert (control.state, control.outcome) == ("ended", "complete")
 
 
+def test_the_time_of_a_round_goes_on_under_another_controller(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, terminal, begun = controller.fleet, io.StringIO(), now() - timedelta(hours=9)
+    fleet.view = ProgressLine(stream=terminal)
+    with monkeypatch.context() as patched:
+        patched.setattr(stream, "now", lambda: begun)
+        fleet.stream.append([fleet_start(fleet, 1)])
+        fleet.stream.store()
+    assert takeover._replay(fleet)
+    controller.fleet.events.put.append(completed())  # type: ignore[attr-defined]
+    controller.run()
+    summary = json.loads(fleet.stream.path.read_text().splitlines()[-1])
+    assert 9 * 3600 <= summary["elapsed_s"] < 10 * 3600
+    assert "1 worker, 9 h 0" in terminal.getvalue()
+
+
 def test_ctrl_c_while_the_fleet_ends_does_not_cut_it_short(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,7 +420,7 @@ def test_ends_that_were_held_back_are_not_left_in_the_lane(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     early = completed(log="the log", digest="of a sample that has not been heard of")
-    monkeypatch.setattr(Direct, "take", lambda *_: ([Received(early, "held", "m", 1)], False))
+    monkeypatch.setattr(Direct, "take", lambda *_: ([Received(early, "held", 1)], False))
     controller.inbox.receive(controller.apply)
     assert controller.fleet.ledger.jobs[JOB].status == "open"
     controller.inbox.discard()

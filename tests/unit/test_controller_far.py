@@ -128,6 +128,11 @@ def online(far: Controller, *names: str, running: tuple[str, ...] = ()) -> None:
         far.apply(Heartbeat(**common, running=list(running), load=0, disk_free=1, memory_free=1))
 
 
+def beat(far: Controller, *, moved: bool) -> None:
+    common = {"fleet_id": FLEET, "instance_id": "i-1", "ts": now()}
+    far.apply(Heartbeat(**common, running=[JOB], load=0, disk_free=1, memory_free=1, moved=moved))
+
+
 def goodbye(far: Controller, name: str, reason: str) -> None:
     far.apply(WorkerDraining(fleet_id=FLEET, instance_id=name, ts=now(), reason=reason))
 
@@ -395,6 +400,47 @@ def test_the_end_is_told_and_says_what_it_cost(far: Controller) -> None:
     ]
     (summary,) = events(far, "fleet_summary")
     assert '"cost_usd":{"tokens":0.0,"machines":1.25,"note":"a note"}' in summary
+
+
+def test_samples_that_get_on_are_no_silence_however_long_they_last(far: Controller) -> None:
+    control = far.fleet.control
+    guarded = control.guards.model_copy(update={"stall_after_s": 60})
+    far.fleet.control = control.model_copy(update={"guards": guarded})
+    pool(far).start(1)
+    online(far, "i-1")
+    for _ in range(5):
+        clock().time += 59
+        beat(far, moved=True)
+        far._react()
+    assert (far.fleet.verdict, events(far, "stalled")) == (None, [])
+    for _ in range(3):
+        clock().time += 59
+        beat(far, moved=False)
+        far._react()
+    assert far.fleet.verdict is not None
+    assert len(events(far, "stalled")) == 1
+
+
+def test_a_fleet_without_a_machine_says_that_it_waits_for_capacity_and_is_not_stopped(far: Controller) -> None:
+    control = far.fleet.control
+    guarded = control.guards.model_copy(update={"stall_after_s": 60})
+    far.fleet.control = control.model_copy(update={"guards": guarded})
+    pool(far).capacity = 0
+    pool(far).start(1)
+    far.fleet.watch.happened(clock().time)
+    for _ in range(10):
+        clock().time += 59
+        far._react()
+    assert far.fleet.verdict is None
+    (told,) = events(far, "stalled")
+    assert "EC2 capacity for 1 workers" in told
+    pool(far).names, pool(far).launched = ["i-1"], 1  # a machine comes, and never says anything
+    clock().time += 119
+    far._react()
+    assert far.fleet.verdict is None
+    clock().time += 2
+    far._react()
+    assert far.fleet.verdict is not None
 
 
 def test_a_stall_and_a_stop_by_a_guard_are_told_elsewhere_once(far: Controller) -> None:

@@ -1,9 +1,12 @@
 """The recorder of AWS calls, the map, and their comparison."""
 
+import inspect
 import os
+import re
 import sys
 import types
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ from moto import mock_aws
 
 import aws_calls
 import iam_calls
+from evalworker.contract import layout
+from iam_calls import MAP
 
 CREDENTIALS = {"region_name": "us-east-1", "aws_access_key_id": "x", "aws_secret_access_key": "x"}
 
@@ -130,3 +135,35 @@ def test_a_batch_job_may_ask_where_its_bucket_is() -> None:
     assert "s3:GetBucketLocation" in iam_calls.actions("batch_job") - iam_calls.actions("worker")
     assert iam_calls.missing({("s3fs", ("batch_job",), "s3:GetBucketLocation")}) == []
     assert "s3:GetBucketLocation" not in iam_calls.PROBES
+
+
+def every_key() -> dict[str, str]:
+    """A key of each kind that the layout builds, by the name of its function or constant."""
+    given = {
+        "fleet_id": "2026-11-29-14-05-33-1a2b3c4d", "run_id": "2026-11-29-14-05-33-1a2b3c4d", "job_id": "0" * 16,
+        "number": 1, "attempt": 1, "round_": 1, "worker": "w", "name": "lane-01", "task": "pkg/t", "model": "m/x",
+        "digest": "d", "environment": "stage", "log": "logs/working/a.eval",
+    }  # fmt: skip
+    found = {}
+    for name, value in vars(layout).items():
+        if isinstance(value, str) and name.isupper() and not name.endswith("SUFFIX"):
+            found[name] = value
+        elif inspect.isfunction(value) and value.__module__ == layout.__name__ and not name.startswith("_"):
+            signature = inspect.signature(value)
+            if signature.return_annotation is str and "key" not in signature.parameters:
+                found[name] = value(**{argument: given[argument] for argument in signature.parameters})
+    return found
+
+
+def test_the_researcher_may_write_every_key_that_the_layout_builds() -> None:
+    """The comparison of calls and policies knows actions alone: a key outside of all prefixes is a 403 in the field."""
+    policy = (MAP.parent / "iam.tf").read_text()
+    lists = dict(re.findall(r"^  (run_prefixes|shipped_code) += \[(.*)\]$", policy, re.M))
+    researcher = policy.partition('"aws_iam_policy_document" "researcher"')[2]
+    names, more = re.search(r'sid += "Runs".*?concat\(([a-z_., ]*)\[(.*?)\]\)', researcher, re.S).groups()  # type: ignore[union-attr]
+    assert set(re.findall(r"local\.(\w+)", names)) == set(lists)
+    prefixes = re.findall(r'"([^"]+)"', " ".join([*lists.values(), more]))
+    keys = every_key()
+    assert {"PUBLISH_LOCK", "timing", "manifest", "promoted_run"} <= set(keys)
+    assert {name for name, key in keys.items() if not any(fnmatch(key, prefix) for prefix in prefixes)} == set()
+    assert {name for name, key in keys.items() if not layout.is_ours(key)} == set()

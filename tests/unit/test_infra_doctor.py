@@ -1,5 +1,6 @@
 """The doctor's checks, each on values or on botocore's Stubber: emulators lack quotas and policy simulation."""
 
+import re
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -181,3 +182,10 @@ def test_two_sets_of_credentials_end_the_examination(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("AWS_PROFILE", "lab")
     found = doctor.examine(Settings(root="s3://b", bucket="b", estate="default", owner="ada"))
     assert [check.name for check in found] == ["credentials"] and found[0].state == "fail"
+
+
+def test_debians_account_is_the_same_wherever_it_must_stand() -> None:
+    """Terraform and Packer cannot read each other's files, and the doctor also runs where no checkout is."""
+    root = Path(__file__).parents[2]
+    for file in ("packer/versions.env", "packer/worker.pkr.hcl", "terraform/workers.tf"):
+        assert re.findall(r"\b\d{12}\b", (root / file).read_text()) == [doctor.DEBIAN], file

@@ -10,6 +10,7 @@ import boto3
 import pytest
 from moto import mock_aws
 
+from evalops.fleet import lanes
 from evalops.infra import guard, secrets
 from evalops.infra.estate import REMOVAL, Estate, LaneQueues, Workers, read_estate, sync_lanes
 from evalops.ui import Failure
@@ -148,13 +149,32 @@ def test_an_owner_past_its_deadline_still_holds_the_lane(store: Storage) -> None
     assert guard.owned(store, ["lane-01", "lane-09"]) == [late]
 
 
+def test_a_fenced_lane_that_is_there_after_an_apply_is_free_again(store: Storage) -> None:
+    """Its queues were replaced, or the apply was killed and the change taken back: nobody else would ever give it back."""
+    sync_lanes(store, estate(2).lane_records())
+    guard.fence(store, ["lane-01", "lane-02"])
+    until = now() + timedelta(hours=1)
+    with pytest.raises(lanes.NoLane, match=REMOVAL):
+        lanes.take(store, FLEET, "ada", until)
+    replaced = [lane.model_copy(update={"jobs": f"new/{lane.name}"}) for lane in estate(2).lane_records()]
+    assert sync_lanes(store, replaced) == ["freed lane-01", "freed lane-02"]
+    assert [read(store, lane.name) for lane in replaced] == replaced
+    assert lanes.take(store, FLEET, "ada", until).jobs == "new/lane-01"
+
+
+def test_a_record_that_cannot_be_read_is_said_and_the_others_are_made(store: Storage) -> None:
+    store.put(layout.lane("lane-01"), b"{")
+    line, made = sync_lanes(store, estate(2).lane_records())
+    assert "lane-01.json cannot be read" in line and made == "recorded lane-02"
+
+
 @pytest.mark.usefixtures("cloud")
 def test_remaining_logs_and_emptying() -> None:
     s3 = boto3.client("s3")
     s3.create_bucket(Bucket="our-logs")
     s3.put_bucket_versioning(Bucket="our-logs", VersioningConfiguration={"Status": "Enabled"})
     store = open_storage("s3://our-logs")
-    for key in ("lanes/lane-01.json", "code/a.tar.gz", "worker/b.whl"):
+    for key in ("lanes/lane-01.json", "code/a.tar.gz", "worker/b.whl", layout.PUBLISH_LOCK, layout.timing("t", "m/x")):
         store.put(key, b"x")
     assert guard.remaining_logs(store) == []
     for key in ("notes.txt", "logs/prod/a/b.eval", f"{FLEET}/manifest.json", f"{FLEET}/control.json"):
@@ -162,7 +182,7 @@ def test_remaining_logs_and_emptying() -> None:
     assert sorted(guard.remaining_logs(store)) == [f"{FLEET}/", "logs/", "notes.txt"]
     store.put("notes.txt", b"y")
     store.delete("logs/prod/a/b.eval")
-    assert guard.empty_bucket(s3, "our-logs", print) == 9
+    assert guard.empty_bucket(s3, "our-logs", print) == 11
     s3.delete_bucket(Bucket="our-logs")  # refuses while a version is left
 
 

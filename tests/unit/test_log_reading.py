@@ -147,8 +147,17 @@ def test_retries_share_an_identity_and_other_experiments_do_not():
     assert identity(cooler.eval) != same
     faster = logmaker.log()
     faster.eval.model_generate_config.max_connections = 99
-    faster.eval.task_file = "/elsewhere/task.py"
     assert identity(faster.eval) == same
+
+
+def test_a_task_is_known_by_its_file_below_the_submit_directory_wherever_that_is():
+    def of(file):
+        made = logmaker.log()
+        made.eval.task_file = file
+        return identity(made.eval)
+
+    assert len({of(file) for file in (None, "a.py", "b.py", "sub/a.py")}) == 4
+    assert of("/container/code/tasks/a.py") == of("/home/me/tasks/a.py") == of("../tasks/a.py")
 
 
 def test_times_are_utc_whatever_the_log_has(tmp_path):

@@ -82,6 +82,7 @@ def test_the_buffer_of_a_log_lies_beside_it(prefix):
 
 def _control(**values):
     base = {"fleet_id": "f", "round": 1, "state": "running", "deadline": NOW + timedelta(hours=1), "beat": NOW}
+    base["controller"] = "elsewhere:1"
     return Control(**(base | values))
 
 
@@ -118,6 +119,18 @@ def test_two_jobs_of_one_task_take_the_logs_of_their_own_arguments():
     assert [(row.args.get("n"), row.state) for row in found] == [(1, "success"), (2, "success"), (3, "waiting")]
 
 
+def test_two_tasks_of_one_name_take_the_logs_of_their_own_files():
+    logs = [
+        Chosen(_listed("a.eval", identity="1", file="v/f.py", status="error")),
+        Chosen(_listed("b.eval", identity="2", file="f.py")),
+    ]
+    jobs = [rows.Job(_job().spec.model_copy(update={"task": f"{name}.py@t"})) for name in ("f", "v/f", "third")]
+    found = rows.rows(logs, _around(planned=jobs), lambda model: None)
+    seen = [(row.file, row.state, rows.file_beside(row, found)) for row in found]
+    assert seen == [("f.py", "success", "f.py"), ("third.py", "waiting", "third.py"), ("v/f.py", "error", "v/f.py")]
+    assert rows.fits(jobs[0].spec, _listed(file="").facts), "an old log, or one of a package, does not say"
+
+
 def test_jobs_that_ended_without_a_log_and_jobs_that_run():
     jobs = [
         rows.Job(_job().spec, ended="failed: oom"),
@@ -148,6 +161,8 @@ def test_the_line_on_top_says_why_nothing_happens():
     assert _headline([], [_job()], alive=True, owner="o").startswith("Waiting for a worker to start, o")
     dead = _headline([_listed(**started)], alive=False, owner="its process is gone")
     assert dead == "Nothing is running: its process is gone (1 dead). To go on: `ies run local --run-id RUN`"
+    far = _headline([_listed(**started)], alive=False, owner="its process is gone", backend="ec2")
+    assert far.endswith("To go on: `ct run eval --ec2 --run-id RUN` or `ies run local --run-id RUN`")
     assert "not all well: 1 error" in _headline([_listed(status="error")])
 
 

@@ -4,11 +4,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import anyio
 import inspect_ai
 import pytest
 from inspect_ai.dataset import Sample
+from inspect_ai.log import transcript
 from inspect_ai.scorer import includes
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
 
 from evalworker import inspect_internals, lookout, streamer
 from evalworker.contract.messages import SampleDone
@@ -21,7 +23,7 @@ JOB = "0123456789abcdef"
 
 
 def live(key: str, *progress: int, started: float | None = 0.0, id_: int | str = 1) -> LiveSample:
-    return LiveSample(key, id_, 1, started, progress, "a call of m")
+    return LiveSample(key, id_, 1, started, progress, progress, "a call of m")
 
 
 def test_a_sample_is_hung_when_nothing_has_happened_in_it_for_long() -> None:
@@ -143,6 +145,62 @@ def test_a_try_that_inspect_repeats_by_itself_is_told_with_what_it_cost(tmp_path
     assert (first.will_retry, first.status, second.will_retry, second.status) == (True, "errored", False, "completed")
     assert first.model_usage == second.model_usage != {}
     assert first.uuid != second.uuid
+
+
+@solver
+def works(stopped: threading.Event) -> Solver:
+    """Writes an event now and then until it is told to end; calls no model."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        while not stopped.is_set():
+            transcript().info("a step")
+            await anyio.sleep(0.01)
+        return state
+
+    return solve
+
+
+@pytest.mark.parametrize("kind", ["a refused call", "steps"])
+def test_a_sample_that_works_moves_and_a_call_that_is_refused_again_and_again_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(lookout, "LOOK_S", 0.02)
+    origin = Origin("2026-11-29-14-05-33-1a2b3c4d", 1, JOB, 1, "t", "scripted/good", "i-1")
+    streaming = streamer.Streaming(origin, lambda done: None, None)
+    looks: list[JobLook] = []
+    over = threading.Event()
+
+    def heard(look: JobLook) -> None:
+        looks.append(look)
+        if len(looks) >= 20 and not over.is_set():
+            over.set()
+            if kind == "a refused call":
+                (running,) = inspect_internals.live_samples()
+                streaming.loop.call_soon_threadsafe(inspect_internals.end_sample, running.key)
+
+    solvers = {"a refused call": generate(), "steps": works(over)}
+    streamer.start(streaming)
+    try:
+        with Lookout(streaming, heard, 1.0, "wait"):
+            inspect_ai.eval(
+                inspect_ai.Task(dataset=[Sample(input="What is 1 + 1?", target="2")], solver=solvers[kind]),
+                model="scripted/good",
+                model_args={"rate_limit": 1, "retry_pause": 0.05},
+                log_dir=str(tmp_path),
+                display="none",
+                fail_on_error=False,
+                ctl_server=False,
+            )
+    finally:
+        streamer.start(None)
+    assert over.is_set()
+    assert any(look.moved for look in looks), "a sample that begins has moved"
+    if kind == "steps":
+        assert sum(look.moved for look in looks) >= 10
+    else:
+        refused = [look for look in looks[:20] if look.rate_limited > 1]
+        assert refused
+        assert not any(look.moved for look in refused)
 
 
 def test_a_lookout_without_samples_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

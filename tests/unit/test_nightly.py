@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,6 +103,15 @@ def test_the_code_decides(tmp_path: Path) -> None:
     assert nightly.code_digest(tmp_path) == before
     (tmp_path / "a.py").write_text("x = 2\n")
     assert nightly.code_digest(tmp_path) != before
+
+
+def test_code_that_cannot_be_read_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: Any) -> str:
+        raise PermissionError(13, "Permission denied", "a.py")
+
+    monkeypatch.setattr(nightly.code, "pack", gone)
+    with pytest.raises(Failure, match=r"cannot be read: .*Permission denied"):
+        nightly.code_digest(tmp_path)
 
 
 def test_the_command_says_one_line_for_each(tmp_path: Path) -> None:

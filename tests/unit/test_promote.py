@@ -249,11 +249,11 @@ def test_a_lost_zip_is_named_and_the_rest_goes_on(root):
     lost.unlink()
     moves, problems = promote.plan(_place(root), "stage")
     assert len(moves) == 1
-    assert len(problems) == 1 and str(lost) in problems[0] and "ies summarize" in problems[0]
+    assert len(problems) == 1 and str(lost) in str(problems[0]) and "ies summarize" in str(problems[0])
 
 
 def test_a_file_that_is_no_dashboard_file_is_named(root):
     bad = sorted((root / layout.working(RUN)).glob("*.dashboard.json"))[0]
     bad.write_text("[]")
     moves, problems = promote.plan(_place(root), "stage")
-    assert len(moves) == 1 and "no dashboard file" in problems[0]
+    assert len(moves) == 1 and "no dashboard file" in str(problems[0])

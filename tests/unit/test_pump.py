@@ -15,7 +15,7 @@ class Source:
 
     def __init__(self, count: int = 0) -> None:
         self.lock = threading.Condition()
-        self.waiting = [Received(str(number), f"r{number}", f"m{number}", 1) for number in range(count)]
+        self.waiting = [Received(str(number), f"r{number}", 1) for number in range(count)]
         self.deleted: list[str] = []
         self.batches: list[int] = []
         self.asked: set[str] = set()
@@ -43,7 +43,7 @@ class Source:
 
     def put(self, count: int) -> None:
         with self.lock:
-            self.waiting += [Received("late", f"late{number}", "m", 1) for number in range(count)]
+            self.waiting += [Received("late", f"late{number}", 1) for number in range(count)]
             self.lock.notify_all()
 
 

@@ -1,6 +1,9 @@
 """What `ct run eval` makes of how its controller ended, and how it starts itself in the background."""
 
 import io
+import json
+import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -33,12 +36,40 @@ def test_a_fleet_whose_controller_had_to_give_up_is_left_running(
     def give_up() -> None:
         raise error
 
-    monkeypatch.setattr(follow, "_banner", lambda fleet: None)
+    monkeypatch.setattr(follow, "_banner", lambda *_: None)
     controller: Any = SimpleNamespace(fleet=SimpleNamespace(fleet_id=FLEET), run=give_up)
     with pytest.raises(Failure) as failed:
         follow.follow(controller, SURROUNDINGS, json_output=False)
     assert failed.value.exit_code == EXIT_LEFT_RUNNING
     assert str(error) in failed.value.message
+
+
+@pytest.mark.parametrize(("ending", "code"), [("failures", 1), ("stopped", 3), ("cancelled", 143)])
+def test_storage_that_is_away_at_the_end_does_not_change_the_exit_code(
+    ending: Any, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage = LocalStorage(tmp_path)
+
+    def away(prefix: str) -> None:
+        raise StorageError("the credentials have expired")
+
+    monkeypatch.setattr(storage, "list", away)
+    for name in ("_banner", "results_table"):
+        monkeypatch.setattr(follow, name, lambda *_: None)
+    ended = SimpleNamespace(
+        fleet_id=FLEET,
+        manifest=SimpleNamespace(backend="local"),
+        storage=storage,
+        ledger=SimpleNamespace(jobs={}),
+        stream=SimpleNamespace(path=tmp_path / "e"),
+    )
+    controller: Any = SimpleNamespace(
+        fleet=ended, run=lambda: Verdict(ending), ending=SimpleNamespace(signal_number=signal.SIGTERM)
+    )
+    with pytest.raises(SystemExit) as over:
+        follow.follow(controller, SURROUNDINGS, json_output=False)
+    assert over.value.code == code
+    assert f"--run-id {FLEET}" in capsys.readouterr().err
 
 
 def test_detached_is_the_same_command_with_json_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +113,57 @@ def test_what_starts_nothing_in_the_background_is_passed_on(
     said = capsys.readouterr()
     assert said.out == '{"jobs": 2}\n{"more": 1}\n'
     assert said.err == "a remark\n"
+
+
+@pytest.mark.parametrize("launched", [False, True])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_before_the_launch_record_reaches_what_goes_on_in_the_background(
+    launched: bool,
+    number: signal.Signals,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The command signals its caller, as a user would who waits for the record, and ends only when the signal comes back."""
+    record = json.dumps({"type": "launch", "fleet_id": FLEET}) if launched else ""
+    program = f"""
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [{int(number)}])
+for _ in range(50):
+    os.kill(os.getppid(), {int(number)})
+    if signal.sigtimedwait([{int(number)}], 0.1):
+        break
+else:
+    sys.exit(99)
+print({record!r}, end="\\n" if {launched} else "", flush=True)
+sys.stderr.write("stopping\\n")
+sys.exit({code})
+"""
+    start = subprocess.Popen
+    monkeypatch.setattr(
+        detach.subprocess, "Popen", lambda command, **how: start([sys.executable, "-c", program], **how)
+    )
+    monkeypatch.setattr(sys, "argv", ["/bin/ct", "run", "eval", "--detach", "a.py"])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "logs" / "fleet" / FLEET).mkdir(parents=True)
+
+    def hear(number: int, _frame: object) -> None:
+        pass
+
+    before = signal.signal(number, hear)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            detach.detach()
+        assert signal.getsignal(number) is hear
+    finally:
+        signal.signal(number, before)
+    assert ended.value.code == code
+    said = capfd.readouterr()
+    assert said.err == "stopping\n"
+    assert said.out.count("launch") == launched
+    assert (tmp_path / "logs" / "fleet" / FLEET / "controller.log").exists() == launched
+    assert not list((tmp_path / "logs" / "fleet").glob("detached-*"))
 
 
 @pytest.mark.parametrize(
@@ -185,3 +267,23 @@ def test_a_new_run_takes_what_the_estate_has() -> None:
     found = wanted(None)
     assert (found.markets, found.on_demand_base, found.workers) == (["spot", "on-demand"], 0, 2)
     assert (found.instance_types, found.image, found.images) == ((), None, {})
+
+
+@pytest.mark.parametrize("command", ["detach", "attach"])
+def test_a_directory_that_cannot_hold_the_live_events_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Before a lane is taken: the root may be a bucket, and the current directory somebody else's."""
+    (tmp_path / "logs").write_text("no directory")
+    monkeypatch.chdir(tmp_path)
+    manifest = Manifest(
+        fleet_id="2026-11-29-14-05-33-1a2b3c4d", created=now(), backend="local", jobs=[], arguments={}, models=[],
+        submit_dir=".",
+    )  # fmt: skip
+    monkeypatch.setattr(fleet.preflight, "open_root", lambda _: LocalStorage(tmp_path / "root"))
+    monkeypatch.setattr(fleet.preflight, "read_manifest", lambda *_: manifest)
+    with pytest.raises(Failure, match=r"logs/fleet cannot be written .*: start from a directory of yours"):
+        if command == "detach":
+            detach.detach()
+        else:
+            fleet.attach.callback(manifest.fleet_id, None, False)  # type: ignore[misc]

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from evalops import code
+from evalops.commands.fleet import _list_row
 from evalops.fleet import lanes, look, ownership, preflight, request, submit, takeover
+from evalops.fleet.ending import STOPPED
 from evalops.fleet.ledger import Ledger
 from evalops.fleet.workers import default_slots
 from evalops.settings import Settings
-from evalops.ui import Failure
+from evalops.ui import EXIT_STOPPED, Failure
 from evalworker import redact
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Manifest
@@ -102,7 +104,7 @@ def owned(store: LocalStorage, **changes: Any) -> None:
 
 def test_the_same_jobs_are_not_paid_for_twice(store: LocalStorage) -> None:
     owned(store)
-    said = sentence(lambda: preflight.check_not_running(store, [spec(2), spec(1)], "me"))
+    said = sentence(lambda: preflight.check_not_running(store, [spec(2), spec(1)], SETTINGS))
     assert f"ct fleet status {FLEET}" in said
     assert "--new-fleet" in said
 
@@ -113,12 +115,12 @@ def test_the_same_jobs_are_not_paid_for_twice(store: LocalStorage) -> None:
 )
 def test_fleets_that_do_not_matter(store: LocalStorage, changes: dict[str, Any]) -> None:
     owned(store, **changes)
-    preflight.check_not_running(store, [spec(1), spec(2)], "me")
+    preflight.check_not_running(store, [spec(1), spec(2)], SETTINGS)
 
 
 def test_other_jobs_may_run_beside(store: LocalStorage) -> None:
     owned(store)
-    preflight.check_not_running(store, [spec(1)], "me")
+    preflight.check_not_running(store, [spec(1)], SETTINGS)
 
 
 def test_a_fleet_with_a_living_controller_is_not_driven_twice() -> None:
@@ -273,6 +275,83 @@ def test_a_fleet_that_fails_before_it_begins_gives_its_lane_back(
         submit._begin(SETTINGS, store, request.Request(queues="estate"), run, begun, etag, Ledger(run.jobs))
     assert [lane.fleet_id for lane, _ in lanes.lanes(store)] == [None]
     assert Control.from_json(store.get(layout.control(FLEET)).body).state == "ended"
+
+
+def waiting(store: LocalStorage, monkeypatch: pytest.MonkeyPatch, sleep: Callable[[], None]) -> Callable[[], Any]:
+    """The start of a fleet that waits for the one lane, which another has; `sleep` is what happens meanwhile."""
+    lane = Lane(name="lane-01", jobs="j", events="e", dead="d", fleet_id="other", until=now() + timedelta(hours=1))
+    store.put(layout.lane("lane-01"), lane.to_bytes())
+    run, begun = manifest(spec(1)), control(controller=ownership.controller_name())
+    store.put(layout.manifest(FLEET), run.to_bytes())
+    etag = store.create(layout.control(FLEET), begun.to_bytes())
+    monkeypatch.setattr(submit.time, "sleep", lambda _seconds: sleep())
+    wish = request.Request(queues="estate", wait=True)
+    return lambda: submit._begin(SETTINGS, store, wish, run, begun, etag, Ledger(run.jobs))
+
+
+@pytest.mark.parametrize("error", [StorageError("the store is away"), KeyboardInterrupt()])
+def test_a_fleet_that_is_given_up_while_it_waits_for_a_lane_has_ended(
+    error: BaseException, store: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        waiting(store, monkeypatch, away)()
+    assert Control.from_json(store.get(layout.control(FLEET)).body).state == "ended"
+    assert [lane.fleet_id for lane, _ in lanes.lanes(store)] == ["other"]
+
+
+@pytest.mark.parametrize(("who", "state"), [("me", "ended"), ("another", "stopping")])
+def test_a_fleet_that_is_stopped_while_it_waits_for_a_lane_ends(
+    who: str, state: str, store: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless another controller has it by now."""
+    name = ownership.controller_name() if who == "me" else "elsewhere:1"
+
+    def stop() -> None:
+        store.put(layout.control(FLEET), control(state="stopping", controller=name).to_bytes())
+
+    with pytest.raises(Failure, match="was stopped while it waited for a lane") as stopped:
+        waiting(store, monkeypatch, stop)()
+    assert stopped.value.exit_code == EXIT_STOPPED
+    assert Control.from_json(store.get(layout.control(FLEET)).body).state == state
+
+
+def test_a_fleet_without_a_lane_can_be_stopped(
+    store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its controller was killed while it waited for one."""
+    monkeypatch.chdir(tmp_path)
+    run = manifest(spec(1), spec(2))
+    store.put(layout.manifest(FLEET), run.to_bytes())
+    store.put(layout.control(FLEET), control().to_bytes())
+    assert "owns no lane" in sentence(lambda: takeover.attach(SETTINGS, store, request.Request(quiet=True), run))
+    store.put(layout.control(FLEET), control(state="stopping").to_bytes())
+    verdict = takeover.attach(SETTINGS, store, request.Request(quiet=True), run).run()
+    assert verdict == STOPPED
+    sight = look.look(store, FLEET)
+    assert (sight.state, sight.control.outcome) == ("ended", "stopped")
+    assert sight.summary is not None
+    assert (sight.summary["cancelled"], sight.summary["samples"]["total"]) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({}, "running"),
+        ({"controller": ""}, "unattended"),
+        ({"controller": "", "state": "stopping"}, "unattended"),
+        ({"state": "stopping"}, "stopping"),
+        ({"deadline": now() - timedelta(minutes=1)}, "past its deadline"),
+        ({"deadline": now() - timedelta(minutes=1), "state": "stopping"}, "stopping"),
+        ({"controller": "", "state": "ended"}, "ended"),
+    ],
+)
+def test_list_and_status_say_what_became_of_a_fleet(changes: dict[str, Any], state: str) -> None:
+    found = control(**{"controller": "elsewhere:1"} | changes)
+    assert look.Sight(manifest(), found, Ledger([])).state == state
+    assert _list_row(FLEET, manifest(), found)["state"] == state
 
 
 @pytest.mark.parametrize("waits", ["EC2 capacity for 2 of 2 workers", None])

@@ -1,9 +1,11 @@
 """The progress line and the table: what a person sees, and that nothing of a model's reaches the terminal raw."""
 
 import io
+import os
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from evalops.fleet import view
 from evalops.fleet.ledger import Ledger
@@ -86,6 +88,28 @@ def test_a_terminal_has_one_line_that_is_drawn_over() -> None:
     assert stream.getvalue().endswith("\n")
 
 
+@pytest.mark.parametrize("phrase", ["x" * 200, "\x1b[2J\x07first\nsecond\tthird", "模型" * 60])
+def test_a_line_stays_in_its_row_whatever_it_holds(monkeypatch: pytest.MonkeyPatch, phrase: str) -> None:
+    width = [70]
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((width[0], 24)))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    stream, clock = Terminal(), Clock()
+    line = ProgressLine(stream=stream, clock=clock)
+    line.show(ledger(None), 1, phrase)
+    width[0] = 60  # the window has become smaller
+    for text in ("short", phrase):
+        clock.now += view.REDRAW_EVERY_S
+        line.show(ledger(None), 1, text)
+    line.note("a remark")
+    _, *drawn = stream.getvalue().split("\r")
+    assert max(cell_len(text) for text in drawn) <= 69
+    assert max(cell_len(text) for text in drawn[1:]) <= 59
+    assert drawn.pop() == "a remark\n"
+    assert all(text.isprintable() for text in drawn)
+    assert drawn[0].startswith("[0/1] 0 done, 0/4 samples, 1 worker, 0.0 s, ")
+
+
 def test_without_a_terminal_there_is_a_plain_line_now_and_then() -> None:
     stream, clock = io.StringIO(), Clock()
     line = ProgressLine(stream=stream, clock=clock)
@@ -144,6 +168,13 @@ def test_the_table_has_a_row_for_each_job(capsys: pytest.CaptureFixture[str]) ->
         ({"match/accuracy": 0.0, "match/stderr": 0.0}, "match/accuracy 0.000 ±0.000"),
         ({"match/accuracy": None}, "match/accuracy -"),
         ({"a/mean": 1.0, "b/mean": 2.0, "b/stderr": 0.5}, "a/mean 1.000, b/mean 2.000 ±0.500"),
+        ({"p/match/accuracy": 0.5, "p/match/stderr": 0.1}, "p/match/accuracy 0.500 ±0.100"),
+        (
+            {"p/match/accuracy/mean": 0.5, "p/match/stderr/mean": 0.1, "p/match/stderr/max": 0.2},
+            "p/match/accuracy/mean 0.500 ±0.100, p/match/stderr/max 0.200",
+        ),
+        ({"stderr/accuracy": 0.5, "mean/stderr": None}, "stderr/accuracy 0.500, mean/stderr -"),
+        ({"x" * 128: 0.5, "/": 1.0, "": None}, "x" * 128 + " 0.500, / 1.000,  -"),
         ({f"s{n}/mean": 1.0 for n in range(9)}, ", ".join(f"s{n}/mean 1.000" for n in range(4))),
     ],
 )

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,6 @@ def calls(weather: Any) -> dict[tuple[str, str], list[Any]]:
         ("s3 lost answers", {("s3", "PUT")}),
         ("s3 old reads", {("s3", "GET")}),
         ("s3 slow", set()),
-        ("clock jump", {("sqs", "ReceiveMessage"), ("sqs", "SendMessageBatch"), ("s3", "GET"), ("s3", "PUT")}),
     ],
 )
 def test_each_kind_touches_what_it_is_about(weather: Any, kind: str, touched: set[tuple[str, str]]) -> None:
@@ -67,6 +67,24 @@ def test_each_kind_touches_what_it_is_about(weather: Any, kind: str, touched: se
     assert weather.met[kind] > 0
     weather.clear()
     assert not any(any(verdicts) for verdicts in calls(weather).values())
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "refused"),
+    [
+        (0, {}),
+        (600, {"sqs": "not yet current"}),
+        (-600, {"sqs": "expired"}),
+        (3600, {"sqs": "not yet current", "s3": "Skewed"}),
+    ],
+)
+def test_a_call_whose_time_is_off_is_refused_as_by_aws(weather: Any, ahead_s: int, refused: dict[str, str]) -> None:
+    said = f"{datetime.now(UTC) + timedelta(seconds=ahead_s):%Y%m%dT%H%M%SZ}"
+    for service in ("sqs", "s3", "ec2"):
+        verdict = weather.decide(service, "GET", b"", {":path": "/", "X-Amz-Date": said})
+        assert (verdict is not None) == (service in refused)
+        assert verdict is None or refused[service].encode() in verdict[1]
+    assert weather.met["clock jump"] == len(refused)
 
 
 def test_a_delayed_message_is_the_same_message_later(weather: Any) -> None:

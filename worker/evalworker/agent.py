@@ -458,7 +458,8 @@ class Agent:
             running = list(self._running.values())
             limited = sum(attempt.heard.look.rate_limited for attempt in running)
             refused = self._refused + limited
-        hung = self.worker.hung
+        hung, moved = self.worker.hung, self.worker.moved.is_set()
+        self.worker.moved.clear()
         return Heartbeat(
             fleet_id=self.config.fleet_id,
             instance_id=self.config.instance_id,
@@ -470,6 +471,7 @@ class Agent:
             rate_limited=limited,
             refused=refused,
             waits={attempt.spec.job_id: attempt.waiting_for for attempt in running},
+            moved=moved,
             hung=[hung.popleft() for _ in range(min(MOST_HUNG, len(hung)))],
             leaving=leaving,
         )

@@ -174,6 +174,7 @@ class Attempt:
     def _fail_unrecorded(self, error: StorageError) -> None:
         """Storage has refused this attempt for good: its end cannot be recorded, so it is only told.
 
+        Where the end was recorded and what follows was refused, or its answer lost, the controller finds it and finishes the rest.
         Another attempt may find another answer (a policy that is mended, a clock that is set); the last one ends the job, or its
         message would go round until it is a dead letter.
         """
@@ -316,6 +317,8 @@ class Attempt:
     def _looked(self, look: job.JobLook) -> None:
         """Keep what the job is in; a sample that is newly hung, or newly ended for it, is told at once."""
         self.heard.look = look
+        if look.moved:
+            self.worker.moved.set()
         for hung in look.hung:
             identity = (repr(hung.sample_id), hung.epoch, hung.ended)
             if identity not in self.heard.hung:

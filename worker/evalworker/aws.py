@@ -15,7 +15,6 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-import boto3
 import botocore.session
 from botocore.config import Config
 from botocore.exceptions import (
@@ -90,6 +89,8 @@ def is_loopback(url: str) -> bool:
 
 
 def _ordinary(service: str, region: str | None) -> Any:
+    import boto3  # here, because a local fleet's processes never need it, and wait for it as they start
+
     session: Any = boto3.Session()
     return session.client(service, region_name=region, config=_CONFIGS.get(service, _COMMON))
 

@@ -307,7 +307,7 @@ def _end_of(
     cancelled = category is not None and (interrupted or said.log_status in ("cancelled", "started"))
     status = "completed" if category is None else "cancelled" if cancelled else "failed"
     why = "interrupted" if category is None or cancelled else summary_of(ending, category)
-    kept = [sample for sample in before.finished if found is not None and sample[:3] == found.identity]
+    kept = [sample for sample in before.finished if found is not None and sample[:-1] == found.identity]
     return AttemptDone(
         fleet_id=work.manifest.fleet_id,
         instance_id=work.name,

@@ -11,13 +11,13 @@ from typing import Any
 from evalworker.batch_buffer import finished, summaries_of
 from evalworker.contract import layout
 from evalworker.contract.documents import JobSpec
-from evalworker.contract.ids import sample_key
+from evalworker.contract.ids import sample_key, task_file
 from evalworker.contract.jsonio import canonical
 from evalworker.results import StoredLog, read_log
 from evalworker.storage import Missing, Storage, StorageError
 
-Sample = tuple[str, str, str, tuple[str, int]]
-"""A log's task, model and arguments, and the sample's key in it."""
+Sample = tuple[str, str, str, str, tuple[str, int]]
+"""A log's task, its file, model and arguments, and the sample's key in it."""
 
 
 @dataclass
@@ -48,17 +48,17 @@ class Found:
     log: StoredLog
 
     @property
-    def identity(self) -> tuple[str, str, str]:
-        """What tells its job from others: the task without its package, the model, the arguments."""
+    def identity(self) -> tuple[str, str, str, str]:
+        """What tells its job from others: the task without its package, its file, the model, the arguments."""
         spec = self.log.header.eval
-        return spec.task.rsplit("/", 1)[-1], spec.model, canonical(spec.task_args)
+        return spec.task.rsplit("/", 1)[-1], task_file(spec.task_file), spec.model, canonical(spec.task_args)
 
     def fits(self, job: JobSpec) -> bool:
         """Whether it is a log of this job: a job knows the arguments that were given, a log all of them."""
-        task, model, _ = self.identity
+        task, file, model, _ = self.identity
         given, has = job.task_args, self.log.header.eval.task_args
         same = all(name in has and canonical(has[name]) == canonical(value) for name, value in given.items())
-        return same and task == job.name.rsplit("/", 1)[-1] and model == job.model
+        return same and task == job.name.rsplit("/", 1)[-1] and model == job.model and job.same_file(file)
 
 
 def read_directory(storage: Storage, prefix: str) -> list[Found]:

@@ -562,6 +562,7 @@ class LiveSample:
         key: Inspect's id of this execution.
         started: seconds since the epoch, None while it is being set up.
         progress: numbers that change whenever something happens in it (events, messages, tokens).
+        work: the same without the tries of a model call, which may be refused again and again: they change when it gets on.
         activity: what it is in, as the end of a sentence.
     """
 
@@ -570,6 +571,7 @@ class LiveSample:
     epoch: int
     started: float | None
     progress: tuple[int, ...]
+    work: tuple[int, ...]
     activity: str
 
 
@@ -579,15 +581,17 @@ def live_samples() -> list[LiveSample]:
     found = []
     for sample in list(_internal("inspect_ai.log._samples", "active_samples")()):
         activity = activity_of(sample)
-        progress = (sample.transcript.history.event_count, sample.total_messages, sample.total_tokens)
-        streamed = int((activity or {}).get("tokens") or 0)
+        history = sample.transcript.history
+        last = history.last_event
+        written = (sample.total_messages, sample.total_tokens, int((activity or {}).get("tokens") or 0))
         found.append(
             LiveSample(
                 key=sample.id,
                 id=sample.sample.id,
                 epoch=sample.epoch,
                 started=sample.started,
-                progress=(*progress, streamed),
+                progress=(history.event_count, *written),
+                work=(0 if last is not None and last.event == "model" else history.event_count, *written),
                 activity=_activity_text(activity, started=sample.started is not None),
             )
         )

@@ -75,10 +75,14 @@ class Order:
 
 
 class JobLook(Part):
-    """What a running job is in. `wait` is a phrase for people, empty when no sample runs; `rate_limited` counts model calls."""
+    """What a running job is in. `wait` is a phrase for people, empty when no sample runs; `rate_limited` counts model calls.
+
+    `moved`: a sample has begun or got on since the last look.
+    """
 
     rate_limited: int = 0
     wait: str = ""
+    moved: bool = False
     hung: list[Hung] = []
 
 

@@ -132,6 +132,7 @@ class Lookout:
         self._pulse = Pulse(time.monotonic())
         self._loop = streaming.loop
         self._said = JobLook()
+        self._work: dict[str, tuple[int, ...]] = {}
 
     def __enter__(self) -> "Lookout":
         threading.Thread(target=self._run, daemon=True, name="lookout").start()
@@ -155,12 +156,14 @@ class Lookout:
         if self._on_hung == "error":
             for sample, quiet in hung:
                 self._end(sample, quiet)
+        before, self._work = self._work, {sample.key: sample.work for sample in samples}
         look = JobLook(
             rate_limited=self._streaming.rate_limited,
             wait=phrase(samples, time.time()) + ("" if answers else "; its event loop is blocked"),
+            moved=bool(self._work.items() - before.items()),
             hung=[self._quiet.message(sample, quiet, at) for sample, quiet in hung[:MOST_HUNG]],
         )
-        if look != self._said and not self._over.is_set():
+        if (look.moved or look != self._said) and not self._over.is_set():
             self._said = look
             self._send(look)
 

@@ -84,11 +84,6 @@ class Poster:
         self._thread.join(timeout_s)
         return not self._waiting
 
-    @property
-    def backlog(self) -> int:
-        """Messages that SQS has not taken yet."""
-        return len(self._waiting)
-
     def _open_spool(self) -> int | None:
         try:
             # A forerunner that was killed while it wrote has left half a line: it is no message, and must not grow into one.

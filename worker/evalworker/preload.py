@@ -5,6 +5,7 @@ of it) and must leave one thread: a fork copies only the thread that forks. What
 """
 
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -104,5 +105,6 @@ if SETTINGS in os.environ:
     _settings = _settle()
     _report = _prepare(_settings)
     preload_settings.threads = threading.active_count()
+    gc.freeze()  # nothing of it is ever garbage: jobs neither look through it nor copy it
     with contextlib.suppress(OSError):
         Path(_settings["report"]).write_text(json.dumps(_report))

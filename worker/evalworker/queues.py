@@ -48,7 +48,6 @@ class Received:
 
     body: str
     receipt: str
-    message_id: str
     receive_count: int
 
 
@@ -121,7 +120,6 @@ class Queue:
             Received(
                 message["Body"],
                 message["ReceiptHandle"],
-                message["MessageId"],
                 int(message.get("Attributes", {}).get("ApproximateReceiveCount", 1)),
             )
             for message in answer.get("Messages", [])

@@ -4,6 +4,7 @@ Runs inside a job process (and in the controller when a stream and a log differ)
 summaries are read, never whole samples.
 """
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,6 +28,10 @@ from evalworker.contract.wire import now
 
 TEXT_LIMIT = 1024
 """Characters kept of an explanation, an answer or an error in a message: what Inspect's own summaries keep."""
+
+
+LABEL_LIMITS = (64, 40, 22)
+"""Characters of a scorer's, a metric's and a reducer's name in a message."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,23 @@ def digest(samples: Iterable[tuple[SampleId, int, str | None]]) -> str:
     return digest_of_keys((sample_key(portable(id_), epoch), uuid) for id_, epoch, uuid in samples)
 
 
+def label_of(scorer: str, metric: str, reducer: str | None = None) -> str:
+    """`scorer/metric`, or `scorer/metric/reducer`, each part cut to its limit; different parts stay different.
+
+    Any of them may hold a `/` (`package/scorer`), and a scorer's key may be a whole text.
+    """
+    parts = [scorer, metric] if reducer is None else [scorer, metric, reducer]
+    return "/".join(_shortened(part, limit) for part, limit in zip(parts, LABEL_LIMITS, strict=False))
+
+
+def _shortened(text: str, limit: int) -> str:
+    """The text's beginning, and a digest of all of it, where it is longer than `limit`."""
+    text = str(portable(text))
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit - 9]}…{hashlib.sha256(text.encode('ascii', 'backslashreplace')).hexdigest()[:8]}"
+
+
 @dataclass(frozen=True)
 class StoredLog:
     """A log as it lies in a directory: header and sample summaries."""
@@ -125,8 +147,7 @@ class StoredLog:
         found: dict[str, float | None] = {}
         for score in self.header.results.scores if self.header.results else []:
             for name, metric in score.metrics.items():
-                label = f"{score.name}/{name}" if score.reducer is None else f"{score.name}/{name}/{score.reducer}"
-                found[str(portable(label))[:128]] = portable(float(metric.value))
+                found[label_of(score.name, name, score.reducer)] = portable(float(metric.value))
         return dict(list(found.items())[:20])
 
     @property

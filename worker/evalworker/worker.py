@@ -73,7 +73,8 @@ class Worker:
     """The worker's parts. `control` is replaced whole at each reading of the fleet's control document.
 
     `path`: from where jobs import the run's code, first where they run. `environment`: what jobs have beside the agent's own
-    environment: `--env` and the run's secrets. `hung`: samples that the next heartbeat names, each once; `news` makes it go at once.
+    environment: `--env` and the run's secrets. `hung`: samples that the next heartbeat names, each once; `news` makes it go at once;
+    `moved`: a sample has got on since the last one.
     """
 
     config: Config
@@ -89,6 +90,7 @@ class Worker:
     handed_over: list[str] = field(default_factory=list)
     hung: collections.deque[Hung] = field(default_factory=collections.deque)
     news: threading.Event = field(default_factory=threading.Event)
+    moved: threading.Event = field(default_factory=threading.Event)
     started: float = field(default_factory=time.monotonic)
 
     @property

@@ -11,7 +11,6 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from evalops.batch import names
 from evalworker import aws
 from evalworker.contract import layout
 from evalworker.contract.documents import BatchRound, BatchRun, BatchSubmission
@@ -155,8 +154,3 @@ def places(round_: BatchRound) -> dict[str, int]:
         for number, child in enumerate(children([each])):
             found[child] = round_.jobs[each.offset + number]
     return found
-
-
-def run_of(name: str) -> str | None:
-    """The run that a job's name tells of."""
-    return names.run_of(name)

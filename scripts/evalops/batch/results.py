@@ -130,7 +130,7 @@ class LiveResults:
                 facts = read_facts(self.storage, log)
                 if facts.status == "unreadable":
                     return []
-                self._names[log.key] = (facts.task, facts.model, canonical(facts.task_args))
+                self._names[log.key] = (facts.task, facts.model, canonical([facts.file, facts.task_args]))
             if info is log:
                 found = read_summaries(self.storage, log, LARGEST_SUMMARIES)
             else:

@@ -24,7 +24,7 @@ from evalops.infra.estate import Estate
 from evalworker import aws
 from evalworker.contract.wire import now
 
-DEBIAN = {"x86_64": "amd64", "arm64": "arm64"}
+DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "arm64": "arm64"}
 BUILT_ON = {"x86_64": "m7i.large", "arm64": "m7g.large"}
 """Machines to build on."""
 
@@ -125,7 +125,7 @@ def _values(
         "estate": order.estate,
         "region": region,
         "architecture": order.architecture,
-        "debian_architecture": DEBIAN[order.architecture],
+        "debian_architecture": DEBIAN_ARCHITECTURES[order.architecture],
         "debian_release": versions["DEBIAN_RELEASE"],
         "debian_owner": versions["DEBIAN_OWNER"],
         "instance_type": BUILT_ON[order.architecture],
@@ -256,8 +256,8 @@ def _await_image(ec2: Any, image: amis.Image) -> None:
 
 def preflight(order: Order, estate: Estate | None, region: str, activate: bool) -> None:
     """What can be refused before money is spent. Raises CloudError."""
-    if order.architecture not in DEBIAN:
-        raise CloudError(f"--arch {order.architecture}: must be one of {', '.join(DEBIAN)}")
+    if order.architecture not in DEBIAN_ARCHITECTURES:
+        raise CloudError(f"--arch {order.architecture}: must be one of {', '.join(DEBIAN_ARCHITECTURES)}")
     if activate and estate is not None and order.architecture not in estate.workers.images:
         known = ", ".join(sorted(estate.workers.images)) or "none"
         raise CloudError(

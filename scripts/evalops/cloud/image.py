@@ -11,8 +11,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from botocore.exceptions import BotoCoreError, ClientError
+
 from evalops.cloud import payload
 from evalops.cloud.payload import CloudError
+from evalworker.aws import ServiceError
 
 IMAGE = "inspect-fleet-worker"
 """The image's name on this machine."""
@@ -50,10 +53,14 @@ def push(ecr: Any, repository: str, tag: str, version: str) -> str:
         version: its tag in the registry, which can never be used for another image.
 
     Raises:
-        CloudError: one sentence.
+        CloudError, ServiceError: one sentence.
     """
     registry, _, _ = repository.partition("/")
-    token = base64.b64decode(ecr.get_authorization_token()["authorizationData"][0]["authorizationToken"]).decode()
+    try:
+        answer = ecr.get_authorization_token()
+    except (ClientError, BotoCoreError) as error:
+        raise ServiceError.of(error, f"cannot ask for the login to {registry}") from error
+    token = base64.b64decode(answer["authorizationData"][0]["authorizationToken"]).decode()
     user, _, password = token.partition(":")
     _docker(
         ["docker", "login", "--username", user, "--password-stdin", registry],

@@ -1,6 +1,5 @@
 """`ies batch`: follow, terminate and list jobs of AWS Batch; and how following ends, which `ies run aws --monitor` shares."""
 
-import os
 import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import click
 from botocore.exceptions import BotoCoreError, ClientError
 
-from evalops import ui
+from evalops import hints, ui
 from evalops.batch import monitor, names, record, states, terminate
 from evalops.commands.options import json_option, refused
 from evalops.commands.params import Duration
@@ -40,11 +39,6 @@ def surroundings() -> tuple[Estate, Storage]:
     if estate.batch is None:
         ui.fail(f"the estate {estate.name} was made without Batch: set batch.enabled and run `make apply`")
     return estate, open_storage(here.root)
-
-
-def root_of(estate: Estate) -> str:
-    """What has to stand before commands that read the root, where the environment does not name it."""
-    return "" if os.environ.get("S3_BUCKET_NAME") else f"S3_BUCKET_NAME={estate.bucket} "
 
 
 def where(estate: Estate) -> monitor.Where:
@@ -100,14 +94,14 @@ def terminate_job(job: str, reason: str, as_json_: bool) -> None:
     if not was_living:
         ui.note("it had ended before: nothing to terminate")
     for each in others[: monitor.SHOWN]:
-        click.echo(f"{each.id}  {ui.printable(states.words(each, now()))}")
+        ui.say(f"{each.id}  {states.words(each, now())}")
     if ended:
         count = f"{ended[0].id}  terminated" if len(ended) == 1 else f"{len(ended)} jobs terminated"
-        click.echo(ui.printable(f"{count}: {reason}" if was_living else count))
+        ui.say(f"{count}: {reason}" if was_living else count)
     if target.run is not None:
-        ui.note(
-            f"resume  ies run aws --run-id {target.run.fleet_id}    or here: {root_of(estate)}ies run local --run-id {target.run.fleet_id}"
-        )
+        run_id = target.run.fleet_id
+        here = hints.at_root(f"ies run local --run-id {run_id}", estate.bucket)
+        ui.note(f"resume  {hints.resume(run_id, 'batch')}    or here: {here}")
 
 
 @batch.command("list")
@@ -260,7 +254,7 @@ def _closing(
     assert target.run is not None
     ui.note(f"logs    {seen.place.url}")
     if any(row.state != "success" for row in seen.rows):
-        ui.note(f"resume  ies run aws --run-id {target.run.fleet_id}")
+        ui.note(f"resume  {hints.resume(target.run.fleet_id, 'batch')}")
 
 
 def job_record(job: states.Job) -> dict[str, Any]:

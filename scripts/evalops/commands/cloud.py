@@ -14,6 +14,7 @@ from evalops import ui
 from evalops.cloud import amis as amis_
 from evalops.cloud import build, image, leftovers, packer, payload, sandboxes
 from evalops.cloud.payload import CloudError
+from evalops.commands.options import json_option
 from evalops.infra.estate import Estate, read_estate
 from evalops.settings import settings
 from evalworker import aws
@@ -44,7 +45,6 @@ def cloud() -> None:
     """Build and keep the worker AMI and the worker image."""
 
 
-json_option = click.option("--json", "json_output", is_flag=True, help="Print JSON, for programs.")
 arch_option = click.option(
     "--arch",
     type=click.Choice(["x86_64", "arm64"]),
@@ -187,14 +187,14 @@ def _check(estate: str, root: Path, arch: str, tasks: tuple[str, ...], images: P
         return
     click.echo(f"{found[0].image_id} of {found[0].created} is behind this checkout:")
     for reason in reasons:
-        click.echo(f"  {reason}")
+        ui.say(f"  {reason}")
     sys.exit(EXIT_STALE)
 
 
 @cloud.command()
 @click.option("--activate", "activate_id", metavar="AMI", help="Let workers boot this image from their next launch on.")
 @json_option
-def amis(activate_id: str | None, json_output: bool) -> None:
+def amis(activate_id: str | None, as_json_: bool) -> None:
     """List the worker AMIs, or choose the one that workers boot."""
     estate, ec2, ssm = settings().estate, aws.client("ec2"), aws.client("ssm")
     parameters = read_estate(estate).workers.images
@@ -203,7 +203,7 @@ def amis(activate_id: str | None, json_output: bool) -> None:
         _activate(activate_id, found, parameters)
     used = amis_.uses(ec2, ssm, parameters, found)
     rows = [_row(one, used.get(one.image_id, [])) for one in found]
-    if json_output:
+    if as_json_:
         for row in rows:
             ui.emit_json(row)
         return
@@ -250,12 +250,12 @@ def _row(one: amis_.Image, used: list[str]) -> dict[str, Any]:
 @click.option(
     "--unfinished-after",
     type=click.FloatRange(0),
-    default=180,
+    default=leftovers.UNFINISHED_AFTER // timedelta(minutes=1),
     show_default=True,
     help="Minutes after which a build cannot be running any more.",
 )
 @json_option
-def clean_amis(keep: int, dry_run: bool, unfinished_after: float, json_output: bool) -> None:
+def clean_amis(keep: int, dry_run: bool, unfinished_after: float, as_json_: bool) -> None:
     """Remove old worker AMIs with their snapshots, and what killed builds have left; never what is in use."""
     estate, ec2, ssm = settings().estate, aws.client("ec2"), aws.client("ssm")
     after, moment = timedelta(minutes=unfinished_after), now()
@@ -273,13 +273,13 @@ def clean_amis(keep: int, dry_run: bool, unfinished_after: float, json_output: b
         running = leftovers.may_run(left.build, moment, after)
         reason = "its build may still run" if running else f"left by the build {left.build}"
         steps.append((f"{left.kind} {left.identity}", not running, reason, partial(leftovers.remove, ec2, left)))
-    done = [_carry_out(*step, dry_run=dry_run, json_output=json_output) for step in steps]
+    done = [_carry_out(*step, dry_run=dry_run, as_json_=as_json_) for step in steps]
     if not all(done):
         ui.fail("not all could be removed: see above, and run the command again later", 1)
 
 
 def _carry_out(
-    what: str, remove: bool, reason: str, action: Callable[[], None], *, dry_run: bool, json_output: bool
+    what: str, remove: bool, reason: str, action: Callable[[], None], *, dry_run: bool, as_json_: bool
 ) -> bool:
     """Do one step of the clean-up and say it; whether nothing went wrong."""
     error = None
@@ -288,11 +288,11 @@ def _carry_out(
             action()
         except CloudError as failure:
             error = str(failure)
-    if json_output:
+    if as_json_:
         ui.emit_json({"what": what, "remove": remove, "reason": reason, "error": error, "dry_run": dry_run})
     else:
         verb = ("would remove" if dry_run else "removed") if remove else ("would keep" if dry_run else "kept")
-        click.echo(f"{verb} {what}: {reason}" if error is None else f"could not remove {what}: {error}")
+        ui.say(f"{verb} {what}: {reason}" if error is None else f"could not remove {what}: {error}")
     return error is None
 
 

@@ -10,6 +10,7 @@ import click
 
 from evalops import ui
 from evalops.commands.follow import follow
+from evalops.commands.options import json_option
 from evalops.commands.params import RunId
 from evalops.ec2 import backend
 from evalops.ec2 import preflight as ec2_preflight
@@ -64,16 +65,13 @@ def fleet() -> None:
     """Watch, attach to and stop fleets."""
 
 
-json_option = click.option("--json", "json_output", is_flag=True, help="Print JSON, for programs.")
-
-
 @fleet.command("list")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="How many of the newest.")
 @json_option
-def list_(limit: int, json_output: bool) -> None:
+def list_(limit: int, as_json_: bool) -> None:
     """List the newest fleets."""
     rows = [_list_row(*found) for found in look.fleets(_storage(), limit)]
-    if json_output:
+    if as_json_:
         for row in rows:
             ui.emit_json(row)
         return
@@ -84,7 +82,7 @@ def list_(limit: int, json_output: bool) -> None:
 def _list_row(fleet_id: str, manifest: Any, control: Control | None) -> dict[str, Any]:
     return {
         "fleet": fleet_id,
-        "state": control.state if control else "unreadable",
+        "state": look.state_of(control) if control else "unreadable",
         "outcome": control.outcome if control else None,
         "round": control.round if control else None,
         "jobs": len(manifest.jobs) if manifest else None,
@@ -98,28 +96,28 @@ def _list_row(fleet_id: str, manifest: Any, control: Control | None) -> dict[str
 @fleet.command()
 @click.argument("fleet_id", type=RunId())
 @json_option
-def status(fleet_id: str, json_output: bool) -> None:
+def status(fleet_id: str, as_json_: bool) -> None:
     """Show a fleet's jobs and workers, and what it waits for."""
     sight = _look(_storage(), fleet_id)
-    if json_output:
+    if as_json_:
         ui.emit_json(_status_record(sight))
         return
     online = sum(worker.state == "online" for worker in sight.workers.values())
     elapsed = ((sight.last_event or now()) - sight.manifest.created).total_seconds()
-    click.echo(f"{fleet_id}  {sight.state}, round {sight.control.round}, deadline {stamp(sight.control.deadline)}")
-    click.echo(line_of(sight.ledger, 0 if sight.control.state == "ended" else online, elapsed, None))
+    ui.say(f"{fleet_id}  {sight.state}, round {sight.control.round}, deadline {stamp(sight.control.deadline)}")
+    ui.say(line_of(sight.ledger, 0 if sight.control.state == "ended" else online, elapsed, None))
     if sight.control.state != "ended":
-        click.echo(f"{sight.samples_per_minute:.1f} samples a minute, {sight.ledger.tokens} tokens so far")
+        ui.say(f"{sight.samples_per_minute:.1f} samples a minute, {sight.ledger.tokens} tokens so far")
         if sight.control.rate_limited:
-            click.echo(f"{sight.control.rate_limited} calls of running jobs were answered with a rate limit")
+            ui.say(f"{sight.control.rate_limited} calls of running jobs were answered with a rate limit")
         if sight.control.limits.fleet_connections is not None:
-            click.echo(_connections_line(sight.control))
+            ui.say(_connections_line(sight.control))
     for line in _money_lines(sight):
-        click.echo(line)
+        ui.say(line)
     if sight.waiting_for:
-        click.echo(f"waiting for: {sight.waiting_for}")
+        ui.say(f"waiting for: {sight.waiting_for}")
     if sight.summary and sight.summary.get("reason"):
-        click.echo(f"ended early: {sight.summary['reason']}")
+        ui.say(f"ended early: {sight.summary['reason']}")
     click.echo()
     ui.table(
         ["task", "model", "status", "scores", "completed", "errored", "total", "attempts"],
@@ -255,6 +253,7 @@ def attach(fleet_id: str, max_workers: int | None, json_output: bool) -> None:
     surroundings = settings()
     storage = preflight.open_root(surroundings)
     manifest = preflight.read_manifest(storage, surroundings, fleet_id)
+    preflight.live_folder()
     controller = takeover.attach(surroundings, storage, Request(workers=max_workers, quiet=json_output), manifest)
     follow(controller, surroundings, json_output=json_output)
 
@@ -263,7 +262,7 @@ def attach(fleet_id: str, max_workers: int | None, json_output: bool) -> None:
 @click.argument("fleet_id", type=RunId())
 @click.option("--now", "at_once", is_flag=True, help="End running jobs without letting them flush.")
 @json_option
-def stop(fleet_id: str, at_once: bool, json_output: bool) -> None:
+def stop(fleet_id: str, at_once: bool, as_json_: bool) -> None:
     """Stop a fleet: running jobs keep their partial logs, what is open is cancelled, --run-id resumes."""
     storage = _storage()
     control = _ask_to_stop(storage, fleet_id, at_once)
@@ -271,17 +270,18 @@ def stop(fleet_id: str, at_once: bool, json_output: bool) -> None:
     if control.state != "ended":
         if controller_gone(control):
             manifest = preflight.read_manifest(storage, surroundings, fleet_id)
+            preflight.live_folder()
             verdict = takeover.attach(surroundings, storage, Request(quiet=True), manifest).run()
             if verdict.ending == "left":
                 ui.fail(f"the fleet {fleet_id} has not been stopped: {verdict.reason}", ui.EXIT_LEFT_RUNNING)
         else:
             _wait_for_end(storage, fleet_id)
     sight = _look(storage, fleet_id)
-    if json_output:
+    if as_json_:
         ui.emit_json(_status_record(sight))
     else:
         samples = sight.ledger.samples
-        click.echo(f"{fleet_id} {sight.state}: {samples.completed} of {samples.total} samples completed")
+        ui.say(f"{fleet_id} {sight.state}: {samples.completed} of {samples.total} samples completed")
 
 
 def _ask_to_stop(storage: Storage, fleet_id: str, at_once: bool) -> Control:
@@ -319,7 +319,7 @@ def _wait_for_end(storage: Storage, fleet_id: str) -> None:
 @click.option("--worker", help="Only this worker.")
 @click.option("--lines", type=click.IntRange(1), default=50, show_default=True, help="The last lines of each log.")
 @json_option
-def logs(fleet_id: str, worker: str | None, lines: int, json_output: bool) -> None:
+def logs(fleet_id: str, worker: str | None, lines: int, as_json_: bool) -> None:
     """Print the workers' logs: of ended ones from storage, of those on this machine as they grow."""
     storage = _storage()
     manifest = preflight.read_manifest(storage, settings(), fleet_id)
@@ -337,21 +337,21 @@ def logs(fleet_id: str, worker: str | None, lines: int, json_output: bool) -> No
         ui.fail(f"the fleet {fleet_id} has no log of a worker {worker}: see ct fleet status {fleet_id}")
     for name, body in sorted(found.items()):
         text = body.decode("utf-8", "replace").splitlines()[-lines:]
-        if json_output:
+        if as_json_:
             ui.emit_json({"worker": name, "lines": text})
             continue
-        click.echo(f"== {name}")
-        click.echo(ui.printable("\n".join(text)))
+        ui.say(f"== {name}")
+        ui.say("\n".join(text))
 
 
 @fleet.command()
 @click.argument("fleet_id", type=RunId())
 @json_option
-def cost(fleet_id: str, json_output: bool) -> None:
+def cost(fleet_id: str, as_json_: bool) -> None:
     """Show what a fleet has cost: each EC2 machine, and the tokens."""
     sight = _look(_storage(), fleet_id)
     spent, tokens = sight.spending, sight.ledger.token_cost
-    if json_output:
+    if as_json_:
         ui.emit_json(_cost_record(sight))
         return
     if sight.book is not None:
@@ -359,11 +359,11 @@ def cost(fleet_id: str, json_output: bool) -> None:
         ui.table(columns, [_machine_row(sight, record) for record in sight.book.machines], right=columns[4:])
         click.echo()
     machines = "none of its own" if spent is None else _usd(spent)
-    click.echo(f"machines {machines}, tokens {ui.money_text(tokens) or 'not known'}")
+    ui.say(f"machines {machines}, tokens {ui.money_text(tokens) or 'not known'}")
     if tokens is None:
-        click.echo(f"note: no price is known for the tokens of {', '.join(sorted(sight.ledger.spend.unpriced))}")
+        ui.say(f"note: no price is known for the tokens of {', '.join(sorted(sight.ledger.spend.unpriced))}")
     if spent is not None and spent.note:
-        click.echo(f"note: {spent.note}")
+        ui.say(f"note: {spent.note}")
 
 
 def _cost_record(sight: look.Sight) -> dict[str, Any]:
@@ -416,7 +416,7 @@ def ssh(fleet_id: str, worker: str | None) -> None:
 @click.option("--dry-run", is_flag=True, help="Say what would be done and change nothing.")
 @click.option("--quiet", is_flag=True, help="Say nothing of what is kept.")
 @json_option
-def reap(dry_run: bool, quiet: bool, json_output: bool) -> None:
+def reap(dry_run: bool, quiet: bool, as_json_: bool) -> None:
     """End what nobody owns: machines and disks of ended fleets, lanes past their deadline, broken uploads.
 
     A machine or disk is marked on one pass and ended on a later one; a fleet without a controller gets its summary.
@@ -427,11 +427,11 @@ def reap(dry_run: bool, quiet: bool, json_output: bool) -> None:
         thing = decision.thing
         if quiet and decision.action == "keep":
             continue
-        if json_output:
+        if as_json_:
             ui.emit_json({"kind": thing.kind, "name": thing.name, "action": decision.action, "reason": decision.reason})
         else:
             verb = f"would {decision.action}" if dry_run and decision.action != "keep" else decision.action
-            click.echo(f"{verb:<12} {thing.kind} {ui.printable(thing.name)}: it {ui.printable(decision.reason)}")
+            ui.say(f"{verb:<12} {thing.kind} {thing.name}: it {decision.reason}")
     for sentence in reaper.failed:
         ui.note(sentence)
     if reaper.failed:

@@ -12,6 +12,7 @@ from evalops.fleet.fleet import Fleet
 from evalops.fleet.guards import Verdict
 from evalops.fleet.stream import Fenced
 from evalops.fleet.view import results_table
+from evalops.hints import at_root, resume
 from evalops.report import build as report
 from evalops.settings import Settings
 from evalops.ui import EXIT_FAILURES, EXIT_LEFT_RUNNING, EXIT_STOPPED, Failure, emit_json, note
@@ -33,14 +34,12 @@ def follow(controller: Controller, surroundings: Settings, *, json_output: bool)
     if json_output:
         emit_json(_launch_record(fleet, surroundings.root))
     else:
-        _banner(fleet)
+        _banner(fleet, surroundings)
     try:
         verdict = controller.run()
     except ServiceError as error:
-        raise Failure(
-            f"{error}; the fleet has no controller now: ct fleet attach {fleet.fleet_id} drives it on",
-            EXIT_LEFT_RUNNING,
-        ) from error
+        attach = at_root(f"ct fleet attach {fleet.fleet_id}", surroundings.bucket)
+        raise Failure(f"{error}; the fleet has no controller now: {attach} drives it on", EXIT_LEFT_RUNNING) from error
     except Fenced as error:
         raise Failure(str(error), EXIT_LEFT_RUNNING) from error
     shown = None if verdict.ending == "left" else _write_report(fleet)
@@ -70,28 +69,27 @@ def _launch_record(fleet: Fleet, root: str) -> dict[str, Any]:
     }
 
 
-def _banner(fleet: Fleet) -> None:
-    fleet_id = fleet.fleet_id
+def _banner(fleet: Fleet, surroundings: Settings) -> None:
+    fleet_id, bucket = fleet.fleet_id, surroundings.bucket
     shown = os.path.relpath(fleet.stream.path)
     jobs, samples = len(fleet.ledger.open_jobs), fleet.ledger.samples.total
     note(f"fleet   {fleet_id}: {jobs} job{'s' * (jobs != 1)}, {samples} samples")
     note(f"events  {shown}")
-    note(f"watch   tail -f {shown}    or: ct fleet status {fleet_id}")
+    note(f"watch   tail -f {shown}    or: {at_root(f'ct fleet status {fleet_id}', bucket)}")
     leave = "Ctrl-C twice       " if fleet.pool.stays else "Ctrl-C             "
-    note(f"stop    {leave}or: ct fleet stop {fleet_id}")
+    note(f"stop    {leave}or: {at_root(f'ct fleet stop {fleet_id}', bucket)}")
     if fleet.pool.stays:
-        note(f"leave   Ctrl-C             and: ct fleet attach {fleet_id}")
+        note(f"leave   Ctrl-C             and: {at_root(f'ct fleet attach {fleet_id}', bucket)}")
 
 
 def _left(fleet: Fleet, verdict: Verdict, surroundings: Settings) -> None:
     """The fleet goes on without us: what to type."""
-    fleet_id = fleet.fleet_id
-    root = "" if os.environ.get("S3_BUCKET_NAME") else f"S3_BUCKET_NAME={surroundings.bucket} "
+    fleet_id, bucket = fleet.fleet_id, surroundings.bucket
     note(
         f"the fleet {fleet_id} goes on without this command ({verdict.reason}), until {fleet.control.deadline:%F %H:%M} UTC"
     )
-    note(f"attach  {root}ct fleet attach {fleet_id}")
-    note(f"stop    {root}ct fleet stop {fleet_id}")
+    note(f"attach  {at_root(f'ct fleet attach {fleet_id}', bucket)}")
+    note(f"stop    {at_root(f'ct fleet stop {fleet_id}', bucket)}")
     if fleet.control.budgeted:
         note("with a budget, workers take no new jobs when nobody has counted for 10 minutes: attach before")
 
@@ -116,10 +114,19 @@ def _closing(fleet: Fleet, verdict: Verdict, shown: str | None) -> None:
     note(f"events  {os.path.relpath(fleet.stream.path)}")
     if shown:
         note(f"report  {shown}")
-    if verdict.ending != "complete" and any(True for _ in fleet.storage.list(layout.partials(fleet_id))):
+    if verdict.ending != "complete" and _has_partials(fleet):
         note(f"partial {fleet.storage.url(layout.partials(fleet_id).rstrip('/'))} (where a resume goes on)")
     if verdict.ending != "complete":
-        note(f"resume  ct run eval --run-id {fleet_id}")
+        note(f"resume  {resume(fleet_id, fleet.manifest.backend)}")
+
+
+def _has_partials(fleet: Fleet) -> bool:
+    """Whether there are unfinished logs; a storage that is away now must not hide how the fleet ended."""
+    try:
+        return next(fleet.storage.list(layout.partials(fleet.fleet_id)), None) is not None
+    except ServiceError as error:
+        note(f"whether there are unfinished logs is not known: {error}")
+        return False
 
 
 def _done_record(fleet: Fleet, verdict: Verdict) -> dict[str, Any]:

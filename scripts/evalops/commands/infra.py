@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from evalops import settings, ui
+from evalops.commands.options import json_option
 from evalops.infra import doctor as infra_doctor
 from evalops.infra import guard
 from evalops.infra import secrets as infra_secrets
@@ -35,7 +36,6 @@ _dir = click.option(
     envvar="INSPECT_FLEET_TERRAFORM",
     help="The Terraform configuration.  [default: terraform/ here or in the checkout]",
 )
-_json = click.option("--json", "as_json", is_flag=True, help="One line of JSON on stdout.")
 _yes = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
@@ -56,9 +56,9 @@ def init(directory: Path | None) -> None:
 
 @infra.command()
 @_dir
-@_json
+@json_option
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Keep the plan in this file.")
-def plan(directory: Path | None, as_json: bool, out: Path | None) -> None:
+def plan(directory: Path | None, as_json_: bool, out: Path | None) -> None:
     """Show what an apply would change. Exit code 0 with and without changes."""
     with _sentences(), _plan_file(out) as file:
         terraform = _terraform(directory)
@@ -67,7 +67,7 @@ def plan(directory: Path | None, as_json: bool, out: Path | None) -> None:
     hurt = guard.removed_lanes(shown)
     if hurt:
         ui.note(f"removes queues of {', '.join(hurt)}: an apply stops if a fleet owns them")
-    if as_json:
+    if as_json_:
         ui.emit_json({"changes": change is Change.CHANGES, "resources": _changes(shown), "lanes_removed": hurt})
     elif change is Change.NONE:
         click.echo("nothing to change")
@@ -128,25 +128,25 @@ def destroy(directory: Path | None, yes: bool, force: bool) -> None:
 
 @infra.command()
 @_dir
-@_json
-def outputs(directory: Path | None, as_json: bool) -> None:
+@json_option
+def outputs(directory: Path | None, as_json_: bool) -> None:
     """The names of everything, as the SSM parameter has them too."""
     with _sentences():
         found = _terraform(directory).outputs()
     if not found:
         ui.fail("there is no estate in this state: run `make apply`")
-    if as_json:
+    if as_json_:
         ui.emit_json(found)
         return
     ui.table(("name", "value"), list(_flat(found)))
 
 
 @infra.command()
-@_json
-def doctor(as_json: bool) -> None:
+@json_option
+def doctor(as_json_: bool) -> None:
     """Say whether this shell can use the estate. Exit code 1 when something must be mended."""
     checks = infra_doctor.examine(settings.settings())
-    if as_json:
+    if as_json_:
         ui.emit_json([check.to_dict() for check in checks])
     else:
         ui.table(("check", "", "what"), [(check.name, check.state, check.text) for check in checks])
@@ -175,8 +175,8 @@ def secrets_push(names: tuple[str, ...], env_file: Path) -> None:
 
 
 @secrets.command("list")
-@_json
-def secrets_list(as_json: bool) -> None:
+@json_option
+def secrets_list(as_json_: bool) -> None:
     """Which keys have a value; no value is shown."""
     with _sentences():
         estate = read_estate(settings.settings().estate)
@@ -184,7 +184,7 @@ def secrets_list(as_json: bool) -> None:
     rows = [
         (s.name, s.parameter, "set" if s.is_set else "not set", stamp(s.changed) if s.changed else None) for s in found
     ]
-    if as_json:
+    if as_json_:
         ui.emit_json([dict(zip(("name", "parameter", "state", "changed"), row, strict=True)) for row in rows])
         return
     ui.table(("name", "parameter", "state", "changed"), rows)

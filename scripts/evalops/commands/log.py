@@ -5,7 +5,8 @@ from pathlib import Path
 import click
 
 from evalops import ui
-from evalops.commands.options import check_run_id, json_option, refused
+from evalops.commands.options import json_option, refused
+from evalops.commands.params import RunId
 from evalops.logs import places
 from evalops.logs.rows import RETRYABLE
 from evalops.logs.survey import Survey, survey
@@ -17,7 +18,7 @@ def log() -> None:
 
 
 @log.command()
-@click.option("--run-id", required=True, callback=check_run_id, help="The run whose logs are fetched.")
+@click.option("--run-id", required=True, type=RunId(), help="The run whose logs are fetched.")
 @click.option("--failed", is_flag=True, help="Only the logs of tasks and models that did not succeed.")
 @click.option(
     "--to", "folder", type=click.Path(file_okay=False, path_type=Path), help="Directory; default logs/pulled/<run>."

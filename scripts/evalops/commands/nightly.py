@@ -22,7 +22,7 @@ def main(file: Path, again: bool) -> None:
         with nightly.lock():
             digest = nightly.code_digest(Path.cwd())
             for line, good in nightly.work(runs, digest, nightly.run_eval, again=again):
-                click.echo(ui.printable(line))
+                ui.say(line)
                 well = well and good
     except nightly.Busy:
         ui.note("another one is working through a list here: this one leaves it the work")

@@ -16,14 +16,6 @@ from evalworker.storage import StorageError
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def check_run_id(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """A click callback: the run id, or one sentence."""
-    try:
-        return None if value is None else ids.check_run_id(value)
-    except ids.BadId as error:
-        raise click.BadParameter(str(error)) from None
-
-
 def json_option(function: F) -> F:
     """`--json`: one line of JSON on stdout."""
     return click.option("--json", "as_json_", is_flag=True, help="Print JSON for programs.")(function)

@@ -3,14 +3,15 @@
 import click
 
 from evalops import ui
-from evalops.commands.options import check_run_id, dry_run_option, json_option, refused
+from evalops.commands.options import dry_run_option, json_option, refused
+from evalops.commands.params import RunId
 from evalops.logs import places
 from evalops.logs.promote import Move, PromoteError, Step, carry_out, plan
 from evalworker.contract import layout
 
 
 @click.command()
-@click.option("--run-id", required=True, callback=check_run_id, help="The run whose files are promoted.")
+@click.option("--run-id", required=True, type=RunId(), help="The run whose files are promoted.")
 @click.option(
     "--to", "environment", type=click.Choice(layout.ENVIRONMENTS), default="stage", show_default=True, help="Where to."
 )
@@ -29,7 +30,7 @@ def promote(run_id: str, environment: str, with_logs: bool, replace: bool, dry_r
         moves, problems = plan(place, environment, with_logs=with_logs)
         blocked = [move for move in moves if move.instead_of and not replace]
         going = [move for move in moves if move not in blocked]
-        for problem in problems:
+        for problem in map(str, problems):
             ui.note(problem)
         for move in blocked:
             ui.note(

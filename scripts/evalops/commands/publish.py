@@ -30,7 +30,7 @@ def publish(
     """
     with refused():
         try:
-            with lock(storage := places.root()):
+            with lock(storage := places.root()) as renew:
                 outcome = publish_all(
                     storage,
                     Models(model_metadata),
@@ -38,6 +38,7 @@ def publish(
                     environment,
                     again=again,
                     replace=replace,
+                    renew=renew,
                 )
         except Busy:
             return  # the other one does the work

@@ -5,14 +5,15 @@ from pathlib import Path
 import click
 
 from evalops import ui
-from evalops.commands.options import check_run_id, json_option, model_metadata_option, refused
+from evalops.commands.options import json_option, model_metadata_option, refused
+from evalops.commands.params import RunId
 from evalops.logs import places
 from evalops.report.build import render, write
 
 
 @click.command()
-@click.option("--run-id", required=True, callback=check_run_id, help="The run to show.")
-@click.option("--compare", callback=check_run_id, metavar="RUN_ID", help="An earlier run to compare with.")
+@click.option("--run-id", required=True, type=RunId(), help="The run to show.")
+@click.option("--compare", type=RunId(), metavar="RUN_ID", help="An earlier run to compare with.")
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write here instead of below the root."
 )

@@ -92,7 +92,7 @@ def machine_options(command: Any) -> Any:
 @click.option("--require-clean", is_flag=True, help="Refuse uncommitted changes, and dependencies without a lock.")
 @click.option("--ship-code", is_flag=True, help="Pack the code for local workers too, as for other machines.")
 @click.option("--estimate", is_flag=True, help="Print jobs, samples and workers, and stop.")
-@click.option("--yes", is_flag=True, help="Answer yes to whatever would be asked.")
+@click.option("--yes", is_flag=True, help="For scripts; nothing is asked so far.")
 @click.option(
     "--deadline", type=Duration(), default="12h", show_default=True, help="When the fleet ends whatever happens."
 )
@@ -293,6 +293,7 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
     if request.guards.budget_usd is not None:
         preflight.check_prices((spec.model for spec in jobs), arguments)
     storage = storage or preflight.open_root(surroundings)
+    preflight.live_folder()
     if machines is not None and target.estate is not None:
         from evalops.ec2 import preflight as ec2_preflight
 
@@ -300,7 +301,7 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
         ec2_preflight.prepare_boot(storage, machines, target.estate)
     if resumed is None:
         if not options["new_fleet"]:
-            preflight.check_not_running(storage, jobs, surroundings.owner)
+            preflight.check_not_running(storage, jobs, surroundings)
         encoded = encode(arguments)
         models = encode({"models": given.models})["models"]
         shipped = shipping.ship(wishes, luggage, backend, storage)

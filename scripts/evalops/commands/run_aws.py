@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from evalops import code, shipping, ui
+from evalops import code, hints, shipping, ui
 from evalops.batch import record, request
 from evalops.commands import batch as following
 from evalops.commands.options import refused
@@ -187,7 +187,8 @@ def _resumed(
         return None
     manifest = run_checks.read_manifest(storage, surroundings, options["run_id"])
     if manifest.backend != "batch":
-        ui.fail(f"the run {manifest.fleet_id} began on {manifest.backend}: {_elsewhere(manifest)}")
+        how = hints.at_root(hints.resume(manifest.fleet_id, manifest.backend), surroundings.bucket)
+        ui.fail(f"the run {manifest.fleet_id} began on {manifest.backend}: resume it by {how}")
     if not given.tasks and (typed := typed_options(ctx)):
         ui.fail(f"with --run-id alone the run keeps its own options: to change {typed[0]}, repeat the whole command")
     if (
@@ -197,15 +198,9 @@ def _resumed(
     ):
         ui.fail(f"the run {manifest.fleet_id} has other models: leave --model away, or start a new run")
     shipping.check_versions(manifest, force=options["force"])
-    if busy := local_run.living_owner(storage, manifest.fleet_id):
+    if busy := local_run.living_owner(storage, manifest.fleet_id, local_run.last_seen(storage, manifest.fleet_id)):
         ui.fail(f"{busy}; `ies batch terminate-job {manifest.fleet_id}` ends a job of Batch")
     return manifest
-
-
-def _elsewhere(manifest: Manifest) -> str:
-    if manifest.backend == "ec2":
-        return f"resume it by ct run eval --ec2 --run-id {manifest.fleet_id}"
-    return f"resume it by ies run local --run-id {manifest.fleet_id}"
 
 
 def _manifest(given: TypedArguments, jobs: list[JobSpec], surroundings: Settings, fields: dict[str, Any]) -> Manifest:
@@ -316,9 +311,8 @@ def _tell(submitted: Submitted, options: dict[str, Any]) -> None:
     ui.note(f"queue   {target.round.queue}: {count} task{'s' * (count != 1)} with a model, {samples} samples")
     following.banner(estate, target)
     if not options["monitor"]:
-        ui.note(
-            f"watch   ies batch monitor-job {run_id}    or: {following.root_of(estate)}ies status check --run-id {run_id}"
-        )
+        status = hints.at_root(f"ies status check --run-id {run_id}", estate.bucket)
+        ui.note(f"watch   ies batch monitor-job {run_id}    or: {status}")
     ui.note(f"stop    ies batch terminate-job {run_id}")
 
 

@@ -2,13 +2,16 @@
 
 import os
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import click
 
 from evalops import shipping, ui
-from evalops.commands.options import check_run_id, refused
+from evalops.commands.options import refused
+from evalops.commands.params import RunId
 from evalops.commands.planning import plan_jobs
+from evalops.hints import resume
 from evalops.inspect_options import (
     InspectCommand,
     apply_common_options,
@@ -16,19 +19,22 @@ from evalops.inspect_options import (
     suppose,
     typed_arguments,
 )
-from evalops.logs import local_run, places
+from evalops.logs import local_run, places, rows
 from evalops.logs.metadata import Models
 from evalops.logs.survey import document, survey
 from evalops.settings import settings
 from evalworker.contract import layout
 from evalworker.contract.documents import Manifest
 from evalworker.contract.ids import new_run_id
+from evalworker.contract.wire import now
 from evalworker.inspect_internals import InspectRefused
 from evalworker.storage import Storage
 
+EXIT_INTERRUPTED = 130
+
 
 @click.command(name="local", cls=InspectCommand, in_process=True)
-@click.option("--run-id", callback=check_run_id, help="Retry this run, wherever it failed: what is finished is kept.")
+@click.option("--run-id", type=RunId(), help="Retry this run, wherever it failed: what is finished is kept.")
 @click.option("--force", is_flag=True, help="Retry although tasks, models or Inspect's version differ from the run's.")
 @click.option("--json", "as_json_", is_flag=True, help="Print the run's id and directory as one line of JSON.")
 @click.pass_context
@@ -52,7 +58,8 @@ def run_local(ctx: click.Context, run_id: str | None, force: bool, as_json_: boo
         if manifest is not None:
             _check(manifest, submission, force)
         storage.probe()
-        if run_id and not force and (busy := local_run.living_owner(storage, run_id)):
+        seen = local_run.last_seen(storage, run_id) if run_id else None
+        if run_id and not force and (busy := local_run.living_owner(storage, run_id, seen)):
             ui.fail(f"{busy}; stop it first, or --force if you know that it has gone.")
         if manifest is not None and not force:
             _check_merged(storage, manifest, submission)
@@ -62,8 +69,8 @@ def run_local(ctx: click.Context, run_id: str | None, force: bool, as_json_: boo
                 run_id or new_run_id(), submission, typed.environment, settings().owner, shipped
             )
             storage.put(layout.manifest(manifest.fleet_id), manifest.to_bytes())
-        ended = _run(storage, manifest, submission, retry=run_id is not None, as_json_=as_json_)
-    raise SystemExit(0 if ended else ui.EXIT_FAILURES)
+        code = _run(storage, manifest, submission, seen, retry=run_id is not None, as_json_=as_json_)
+    raise SystemExit(code)
 
 
 def _manifest(storage: Storage, run_id: str) -> Manifest | None:
@@ -102,37 +109,48 @@ def _check_merged(storage: Storage, manifest: Manifest, submission: local_run.Su
     """Shards go on as shards: alone their logs are not the task's."""
     place = places.of_run(manifest.fleet_id, storage)
     if found := local_run.unmerged(place, manifest, submission.jobs):
-        ec2 = " --ec2" if manifest.backend == "ec2" else ""
         ui.fail(
-            f"{found[0]} ran in shards whose logs are not merged yet: `ct run eval{ec2} --run-id {manifest.fleet_id}` goes on "
+            f"{found[0]} ran in shards whose logs are not merged yet: `{resume(manifest.fleet_id, manifest.backend)}` goes on "
             "from them; --force runs the whole task again."
         )
 
 
 def _run(
-    storage: Storage, manifest: Manifest, submission: local_run.Submission, *, retry: bool, as_json_: bool
-) -> bool:
-    """Run it; True when every job of this call has a log that succeeded."""
+    storage: Storage,
+    manifest: Manifest,
+    submission: local_run.Submission,
+    seen: local_run.Seen | None,
+    *,
+    retry: bool,
+    as_json_: bool,
+) -> int:
+    """Run it; the exit code that its logs call for."""
+    begun = now().replace(microsecond=0)
     place = places.of_run(manifest.fleet_id, storage)
     if as_json_:
         ui.emit_json({"run_id": manifest.fleet_id, "log_dir": place.url, "jobs": len(submission.jobs)})
     else:
         click.echo(manifest.fleet_id)
-    for said in local_run.clear_the_way(place) if retry else []:
-        ui.note(said)
-    if retry and (came := local_run.fetch_partials(place)):
-        ui.note(f"{came} unfinished logs of the run's jobs were brought here")
-    with local_run.alive(storage, manifest.fleet_id):
+    with local_run.alive(storage, manifest.fleet_id, seen):
+        for said in local_run.clear_the_way(place) if retry else []:
+            ui.note(said)
+        if retry and (came := local_run.fetch_partials(place)):
+            ui.note(f"{came} unfinished logs of the run's jobs were brought here")
         try:
             local_run.run(place, submission, dirty=retry)
         except InspectRefused as error:
             ui.fail(str(error))
-    return _all_well(place, submission)
+    return _exit_code(place, submission, begun)
 
 
-def _all_well(place: places.Place, submission: local_run.Submission) -> bool:
-    """What the stored logs say: an interrupted eval_set returns success."""
+def _exit_code(place: places.Place, submission: local_run.Submission, begun: datetime) -> int:
+    """What the stored logs say: an interrupted eval_set returns success, and leaves a cancelled log of this call."""
     seen = survey(place, Models().price)
     ui.note(seen.headline)
-    good = {(row.task.rsplit("/", 1)[-1], row.model) for row in seen.rows if row.state == "success"}
-    return all((job.name.rsplit("/", 1)[-1], job.model) in good for job in submission.jobs)
+    logs = [log.facts for one in seen.chosen for log in (one.log, *one.superseded)]
+    if any(facts.status == "cancelled" and facts.created and facts.created >= begun for facts in logs):
+        return EXIT_INTERRUPTED
+    good = {row.log for row in seen.rows if row.state == "success"}
+    done = [one.log.facts for one in seen.chosen if one.log.info.key in good]
+    well = all(any(rows.fits(job, facts) for facts in done) for job in submission.jobs)
+    return 0 if well else ui.EXIT_FAILURES

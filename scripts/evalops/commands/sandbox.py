@@ -5,7 +5,8 @@ from typing import Any
 import click
 
 from evalops import ui
-from evalops.commands.options import check_run_id, dry_run_option, json_option
+from evalops.commands.options import dry_run_option, json_option
+from evalops.commands.params import RunId
 from evalops.inspect_options import collect_tasks, task_options
 from evalops.sandbox import check as checks
 from evalops.sandbox import cleanup as leftovers
@@ -109,7 +110,7 @@ def _images(tasks: tuple[str, ...], task_names: tuple[str, ...], task_args: tupl
 
 
 @sandbox.command()
-@click.option("--run-id", callback=check_run_id, help="Only what this run's jobs left.")
+@click.option("--run-id", type=RunId(), help="Only what this run's jobs left.")
 @dry_run_option
 @json_option
 def cleanup(run_id: str | None, dry_run: bool, as_json_: bool) -> None:

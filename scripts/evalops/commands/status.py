@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from evalops import ui
-from evalops.commands.options import check_run_id, json_option, model_metadata_option, refused
+from evalops.commands.options import json_option, model_metadata_option, refused
+from evalops.commands.params import RunId
 from evalops.logs import places, rows, runs
 from evalops.logs.metadata import Models
 from evalops.logs.survey import Survey, as_json, survey
@@ -37,7 +38,7 @@ def status() -> None:
 
 
 @status.command()
-@click.option("--run-id", required=True, callback=check_run_id, help="The run to look at.")
+@click.option("--run-id", required=True, type=RunId(), help="The run to look at.")
 @click.option(
     "--watch", type=click.FloatRange(min=1), is_flag=False, flag_value=5.0, help="Look again every N seconds."
 )
@@ -115,16 +116,16 @@ def print_survey(found: Survey) -> None:
         return
     several = {(row.task, row.model) for row in found.rows}
     show_args = len(several) < len(found.rows)
-    ui.table(_COLUMNS, [_cells(row, show_args) for row in found.rows], right=_NUMBERS)
+    ui.table(_COLUMNS, [_cells(row, found.rows, show_args) for row in found.rows], right=_NUMBERS)
 
 
-def _cells(row: rows.Row, show_args: bool) -> tuple[Any, ...]:
+def _cells(row: rows.Row, all_rows: list[rows.Row], show_args: bool) -> tuple[Any, ...]:
     arguments = " ".join(f"{name}={value}" for name, value in row.args.items()) if show_args else ""
     age = (
         None if row.age_s is None else rows.ago(datetime.fromtimestamp(0, UTC), datetime.fromtimestamp(row.age_s, UTC))
     )
     return (
-        f"{row.task} {arguments}".strip(),
+        " ".join(filter(None, (row.task, rows.file_beside(row, all_rows), arguments))),
         row.model,
         row.state,
         row.completed,

@@ -5,7 +5,8 @@ from pathlib import Path
 import click
 
 from evalops import ui
-from evalops.commands.options import check_run_id, json_option, model_metadata_option, refused, task_metadata_option
+from evalops.commands.options import json_option, model_metadata_option, refused, task_metadata_option
+from evalops.commands.params import RunId
 from evalops.logs import dashboard, places
 from evalops.logs.metadata import Evaluations, Models
 from evalops.logs.summarise import Result, Work, summarise
@@ -13,7 +14,7 @@ from evalops.logs.survey import survey
 
 
 @click.command()
-@click.option("--run-id", callback=check_run_id, help="The run whose logs are summarised.")
+@click.option("--run-id", type=RunId(), help="The run whose logs are summarised.")
 @click.option("--log-dir", help="Its logs, where they are not under the root.")
 @click.option(
     "--max-error-rate",

@@ -10,13 +10,14 @@ from pathlib import Path
 import click
 
 from evalops import ui
-from evalops.commands.options import check_run_id, refused
+from evalops.commands.options import refused
+from evalops.commands.params import RunId
 from evalops.logs import places
 
 
 @click.command()
 @click.argument("file", required=False)
-@click.option("--run-id", callback=check_run_id, help="All logs of a run.")
+@click.option("--run-id", type=RunId(), help="All logs of a run.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address that the viewer listens on.")
 @click.option(
     "--port", default=7575, show_default=True, type=click.IntRange(1, 65535), help="Port that the viewer listens on."

@@ -94,7 +94,8 @@ class Controller:
             told.append(stalled)
             fleet.announce("has stalled", guards.sentence(stalled))
         self._tell(told)
-        return fleet.watch.verdict(fleet.control, now(), at, waiting_for)
+        no_capacity = fleet.pool.alive == 0 and fleet.pool.waiting_for is not None
+        return fleet.watch.verdict(fleet.control, now(), at, waiting_for, patient=no_capacity)
 
     def _tell(self, events: list[Event]) -> None:
         """Write what a guard has to tell, and show it."""
@@ -108,12 +109,12 @@ class Controller:
         """Turn one message into events."""
         fleet, at = self.fleet, time.monotonic()
         fleet.roster.heard(message.instance_id, at)
-        if not isinstance(message, Alive | Warning_):
+        if message.moved if isinstance(message, Alive) else not isinstance(message, Warning_):
             fleet.watch.happened(at)
         if isinstance(message, SampleDone):
             self._write(fleet.ledger.sample(message))
         elif isinstance(message, AttemptDone):
-            self._write(fleet.ledger.attempt(message))
+            self._write(fleet.ledger.attempt(job_ends.as_recorded(fleet, message)))
         elif isinstance(message, Alive):
             self._tell(fleet.watch.heard(message))
             fleet.roster.beat(message)

@@ -141,6 +141,11 @@ class FleetEnding:
         with fleet.surviving("the event queue"):
             if fleet.events.counts().total and waited < STOP_PATIENCE_S + EVENTS_RETURN_S:
                 return  # what an earlier controller had received and not stored comes back first
+        self.cancel_open()
+
+    def cancel_open(self) -> None:
+        """Call cancelled what is open; what storage refuses now is tried again."""
+        fleet = self._fleet
         why = (fleet.verdict and fleet.verdict.reason) or "cancelled"
         with fleet.surviving("storage"):
             for job in fleet.ledger.open_jobs:

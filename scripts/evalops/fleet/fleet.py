@@ -59,6 +59,7 @@ class Fleet:
     """See the module. `tell` sends a subject and a text to whoever waits for the fleet's end.
 
     Attributes:
+        started: when the round began (monotonic).
         due: job messages that are sent later.
         verdict: how the fleet is to end, once something has decided that; `stopping_since` when workers were told (monotonic).
     """
@@ -94,6 +95,11 @@ class Fleet:
     def fleet_id(self) -> str:
         """The fleet's id."""
         return self.manifest.fleet_id
+
+    def began(self, ago_s: float) -> None:
+        """The round began so long ago, under another controller."""
+        self.started = time.monotonic() - max(0.0, ago_s)
+        self.view.began(ago_s)
 
     @property
     def stopping(self) -> bool:

@@ -157,12 +157,14 @@ class Stall:
     """Notices that nothing happens. Times are seconds of one monotonic clock, passed in.
 
     Attributes:
-        since: when something last happened: a result, an end, a worker that came or went, an attempt that was sent.
+        since: when something last happened: a result, an end, a sample that got on, a worker that came or went, an attempt that was sent.
         told: whether this silence has been told.
+        borne: until when it was borne; what lasts longer is counted from there.
     """
 
     since: float
     told: bool = False
+    borne: float = float("-inf")
 
     def happened(self, at: float) -> None:
         """Something happened."""
@@ -175,11 +177,14 @@ class Stall:
         self.told = True
         return {"type": "stalled", "silent_s": round(at - self.since, 1), "waiting_for": waiting_for}
 
-    def verdict(self, at: float, after_s: float, waiting_for: str) -> Verdict | None:
-        """The silence is twice as long as that."""
-        if at - self.since < 2 * after_s:
+    def verdict(self, at: float, after_s: float, waiting_for: str, *, patient: bool = False) -> Verdict | None:
+        """The silence is twice as long as that. `patient`: it is borne now, since nothing runs that could stall or cost."""
+        if patient:
+            self.borne = at
+        silent_s = at - max(self.since, self.borne)
+        if silent_s < 2 * after_s:
             return None
-        return Verdict("stopped", f"nothing happened for {at - self.since:.0f} s ({waiting_for})")
+        return Verdict("stopped", f"nothing happened for {silent_s:.0f} s ({waiting_for})")
 
 
 @dataclass

@@ -31,7 +31,7 @@ def conclude(fleet: Fleet, done: AttemptDone) -> None:
         try:
             missing = _read_samples(fleet, done)
         except Exception as error:
-            if isinstance(error, ServiceError) and (error.retryable or error.credentials):
+            if _may_work_later(error):
                 fleet.ledger.jobs[done.job_id].ending = None
                 raise
             # A log that cannot be read must not keep the job from ending
@@ -40,9 +40,42 @@ def conclude(fleet: Fleet, done: AttemptDone) -> None:
     fleet.roster.ended(done.job_id)
 
 
+def as_recorded(fleet: Fleet, done: AttemptDone) -> AttemptDone:
+    """What stands when a worker tells that an attempt has failed without a log: the end that is recorded, if there is one.
+
+    Storage may have refused that worker just after it had recorded a complete one. Raises ServiceError as `conclude` does.
+    """
+    job = fleet.ledger.jobs.get(done.job_id)
+    if job is None or job.done is not None or done.round != fleet.ledger.round:
+        return done
+    if done.status != "failed" or done.log is not None:
+        return done
+    return _recorded(fleet, done.job_id, done.attempt) or done
+
+
+def _recorded(fleet: Fleet, job_id: str, attempt: int) -> AttemptDone | None:
+    """The recorded end of this round's attempt, and what follows from it done as its worker would; None where it has none."""
+    try:
+        end = publish.find_end(fleet.storage, fleet.fleet_id, job_id, attempt)
+        return publish.conclude(fleet.storage, end) if end is not None and end.round == fleet.ledger.round else None
+    except Exception as error:
+        if _may_work_later(error):
+            raise
+        fleet.warn(f"the recorded end of attempt {attempt} could not be used: {error}", job_id=job_id)
+        return None
+
+
+def _may_work_later(error: Exception) -> bool:
+    return isinstance(error, ServiceError) and (error.retryable or error.credentials)
+
+
 def end_job(fleet: Fleet, job: JobState, status: Literal["failed", "cancelled"], category: Category, why: str) -> None:
-    """End a job in the controller's name, unless a worker has ended it: the done document decides."""
+    """End a job in the controller's name, unless a worker has ended it: the done document decides, then its attempt's recorded end."""
     job_id, round_ = job.spec.job_id, fleet.ledger.round
+    recorded = _recorded(fleet, job_id, job.attempt)
+    if recorded is not None and recorded.ended:
+        conclude(fleet, recorded)
+        return
     done = AttemptDone(
         fleet_id=fleet.fleet_id,
         instance_id="controller",

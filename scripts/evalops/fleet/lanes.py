@@ -3,15 +3,22 @@
 Ownership lasts to the fleet's deadline, not to a heartbeat, so a dead controller's fleet keeps its queues while its workers work.
 """
 
+import socket
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from urllib.parse import urlsplit
 
 from evalops.fleet.stream import Fenced
 from evalops.ui import note
+from evalworker import aws
 from evalworker.contract import layout
 from evalworker.contract.documents import Lane
 from evalworker.contract.wire import Unreadable, now
+from evalworker.queues import Queue, QueueError
 from evalworker.storage import AlreadyExists, Changed, Missing, Storage
+
+LISTEN_S = 2.0
+"""For a server of this machine to take a connection."""
 
 
 class NoLane(RuntimeError):
@@ -45,6 +52,18 @@ def register(storage: Storage, lane: Lane, fleet_id: str, owner: str, until: dat
 def find(storage: Storage, fleet_id: str) -> Lane | None:
     """The lane that a fleet owns."""
     return next((lane for lane, _ in lanes(storage) if lane.fleet_id == fleet_id), None)
+
+
+def answers(lane: Lane) -> bool:
+    """Whether a lane's queues can be reached: those of this machine end with it, and then nothing listens."""
+    try:
+        if lane.endpoint is not None:
+            where = urlsplit(lane.endpoint)
+            socket.create_connection((where.hostname or "", where.port or 80), LISTEN_S).close()
+        Queue(aws.sqs(lane), lane.events).counts()
+    except (OSError, QueueError):
+        return False
+    return True
 
 
 def take(

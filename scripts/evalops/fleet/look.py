@@ -63,13 +63,8 @@ class Sight:
 
     @property
     def state(self) -> str:
-        """running, stopping, ended …; `unattended` when its controller has gone and it runs on."""
-        if self.control.state == "running":
-            if now() > self.control.deadline:
-                return "past its deadline"
-            if controller_gone(self.control):
-                return "unattended"
-        return self.control.state
+        """See `state_of`."""
+        return state_of(self.control)
 
     @property
     def beat_age_s(self) -> float:
@@ -93,6 +88,14 @@ class Sight:
         if not any(worker.state == "online" for worker in self.workers.values()):
             return self.control.waiting_for or "a worker to come online"
         return self.control.waiting_for
+
+
+def state_of(control: Control) -> str:
+    """running, stopping, ended …; `unattended` when its controller has gone without having ended it."""
+    gone = control.state != "ended" and controller_gone(control)
+    if (control.state == "running" or gone) and now() > control.deadline:
+        return "past its deadline"
+    return "unattended" if gone else control.state
 
 
 def look(storage: Storage, fleet_id: str) -> Sight:

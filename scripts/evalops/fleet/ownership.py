@@ -7,9 +7,11 @@ import os
 import socket
 from pathlib import Path
 
+from evalops.fleet import lanes
 from evalops.ui import fail
 from evalworker.contract.documents import Control
 from evalworker.contract.wire import now
+from evalworker.storage import Storage
 
 CONTROLLER_ALIVE_S = 60.0
 """A controller whose last sign of life is younger is taken for alive."""
@@ -34,6 +36,16 @@ def controller_gone(control: Control) -> bool:
         or _is_dead(control.controller)
         or (now() - control.beat).total_seconds() > CONTROLLER_ALIVE_S
     )
+
+
+def runs_on(storage: Storage, control: Control) -> bool:
+    """Whether a fleet's workers and messages are there whatever became of its controller: until its end is written, or its queues end.
+
+    Raises StorageError.
+    """
+    if control.state == "ended" or (lane := lanes.find(storage, control.fleet_id)) is None:
+        return False
+    return lane.endpoint is None or lanes.answers(lane)
 
 
 def _is_dead(controller: str) -> bool:

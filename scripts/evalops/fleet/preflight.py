@@ -3,10 +3,13 @@
 Called by the commands, in the order in which things are needed. What only EC2 needs is checked by `evalops.ec2.preflight`.
 """
 
+import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from evalops.fleet import lanes
+from evalops.hints import at_root
 from evalops.settings import Settings
 from evalops.ui import EXIT_USAGE, fail
 from evalworker import prices
@@ -27,6 +30,21 @@ def open_root(settings: Settings) -> Storage:
     except StorageError as error:
         fail(f"the root {settings.root} cannot be used: {error}")
     return storage
+
+
+def live_folder() -> Path:
+    """Where fleets keep their live files, below the current directory; ends with one sentence if nothing can be written there."""
+    folder = Path("logs", "fleet")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        fail(
+            f"{folder.absolute()} cannot be written ({error.strerror}), and a fleet's live events are kept there: "
+            "start from a directory of yours"
+        )
+    return folder
 
 
 def read_manifest(storage: Storage, settings: Settings, fleet_id: str) -> Manifest:
@@ -63,11 +81,11 @@ def check_same(manifest: Manifest, jobs: list[JobSpec]) -> None:
         )
 
 
-def check_not_running(storage: Storage, jobs: list[JobSpec], owner: str) -> None:
+def check_not_running(storage: Storage, jobs: list[JobSpec], settings: Settings) -> None:
     """Refuse to pay twice: a fleet of the same owner that runs exactly these jobs is named instead of doubled."""
     wanted = {spec.job_id for spec in wholes(jobs)}
     for lane, _ in lanes.lanes(storage):
-        if lane.fleet_id is None or lane.owner != owner or lanes.expired(lane):
+        if lane.fleet_id is None or lane.owner != settings.owner or lanes.expired(lane):
             continue
         try:
             manifest = Manifest.from_json(storage.get(layout.manifest(lane.fleet_id)).body)
@@ -75,9 +93,9 @@ def check_not_running(storage: Storage, jobs: list[JobSpec], owner: str) -> None
         except (Missing, Unreadable):
             continue
         if control.state == "running" and {spec.job_id for spec in wholes(manifest.jobs)} == wanted:
+            watch = at_root(f"ct fleet status {lane.fleet_id}", settings.bucket)
             fail(
-                f"the fleet {lane.fleet_id} is running the same jobs: watch it with `ct fleet status {lane.fleet_id}`, "
-                "or add --new-fleet to run them again"
+                f"the fleet {lane.fleet_id} is running the same jobs: watch it with `{watch}`, or add --new-fleet to run them again"
             )
 
 

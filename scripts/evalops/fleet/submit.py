@@ -23,16 +23,15 @@ from evalops.fleet.request import Request, budgeted, inherited, limits_of, worke
 from evalops.fleet.stream import EventStream
 from evalops.fleet.takeover import attach, close_abandoned
 from evalops.fleet.workers import LocalPool
+from evalops.hints import at_root
 from evalops.settings import Settings
-from evalops.ui import fail, note
-from evalworker import aws
+from evalops.ui import EXIT_STOPPED, fail, note
 from evalworker.aws import ServiceError
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Machines, Manifest
 from evalworker.contract.ids import new_run_id
 from evalworker.contract.wire import now
-from evalworker.queues import Queue, QueueError
-from evalworker.storage import Storage
+from evalworker.storage import Changed, Storage
 
 LANE_WAIT_S = 15.0
 """Between two looks for a free lane."""
@@ -102,7 +101,7 @@ def resume(
     if control.state != "ended":
         refuse_if_driven(manifest.fleet_id, control)
         lane = lanes.find(storage, manifest.fleet_id)
-        if lane is not None and _answers(lane):
+        if lane is not None and lanes.answers(lane):
             return attach(settings, storage, request, manifest)
         if manifest.machines is None:
             _end_workers(settings, manifest)
@@ -137,15 +136,6 @@ def resume(
     return _begin(settings, storage, request, manifest, control, etag, ledger)
 
 
-def _answers(lane: Lane) -> bool:
-    """Whether a lane's queues can be reached: those of this machine end with it."""
-    try:
-        Queue(aws.sqs(lane), lane.events).counts()
-    except QueueError:
-        return False
-    return True
-
-
 def _end_workers(settings: Settings, manifest: Manifest) -> None:
     """End the workers of this machine that a dead controller and a dead queue have left behind."""
     if manifest.work_dir is not None:
@@ -164,8 +154,8 @@ def _begin(
     ledger: Ledger,
 ) -> Controller:
     """Take a lane, write `fleet_start`, send what is open, start the workers."""
-    lane, control, etag = _lane(settings, storage, request, manifest, control, etag)
     try:
+        lane, control, etag = _lane(settings, storage, request, manifest, control, etag)
         fleet = fleet_of(settings, storage, request, manifest, control, etag, ledger, lane)
         for event in fleet.stream.restore():
             fleet.watch.replay(event)
@@ -173,10 +163,9 @@ def _begin(
         fleet.stream.append([fleet_start(fleet, workers)])
         fleet.stream.store()
         controller = Controller(fleet)
-    except BaseException:  # nobody would use the lane, and nobody else could until the deadline
+    except BaseException:
         with contextlib.suppress(ServiceError):
-            storage.put(layout.control(manifest.fleet_id), control.model_copy(update={"state": "ended"}).to_bytes())
-            lanes.release(storage, lane)
+            _give_up(storage, control)
         raise
     try:
         controller.staff.start()
@@ -189,6 +178,18 @@ def _begin(
         controller.close("interrupted while it was started" if interrupted else "it could not be started")
         raise
     return controller
+
+
+def _give_up(storage: Storage, control: Control) -> None:
+    """Write that a fleet has ended that has not begun, unless it is somebody else's by now. Raises ServiceError."""
+    key = layout.control(control.fleet_id)
+    stored = storage.get(key)
+    found = Control.from_json(stored.body)
+    if found.controller != control.controller:
+        return
+    storage.replace(key, found.model_copy(update={"state": "ended"}).to_bytes(), stored.etag)
+    if (lane := lanes.find(storage, control.fleet_id)) is not None:  # else nobody could use it until the deadline
+        lanes.release(storage, lane)
 
 
 def _lane(
@@ -212,14 +213,17 @@ def _lane(
             )
         except lanes.NoLane as error:
             if not request.wait:
-                storage.put(key, control.model_copy(update={"state": "ended"}).to_bytes())
-                fail(f"{error}; wait for one to end (--wait does), or stop one with ct fleet stop")
+                stop = at_root("ct fleet stop RUN_ID", settings.bucket)
+                fail(f"{error}; wait for one to end (--wait does), or stop one with {stop}")
             if str(error) != told:
                 told = str(error)
                 note(f"waiting for a lane: {told}")
             time.sleep(LANE_WAIT_S)
             control = control.model_copy(update={"deadline": now() + request.deadline, "beat": now()})
-            etag = storage.replace(key, control.to_bytes(), etag)
+            try:
+                etag = storage.replace(key, control.to_bytes(), etag)
+            except Changed:
+                fail(f"the fleet {manifest.fleet_id} was stopped while it waited for a lane", EXIT_STOPPED)
             continue
         return lane, control, etag
 
@@ -231,6 +235,5 @@ def _embedded_lane(settings: Settings, storage: Storage, manifest: Manifest, con
     try:
         served = embedded.start(settings.root, manifest.fleet_id, log, control.limits.visibility_s)
     except embedded.EmbeddedError as error:
-        storage.put(layout.control(manifest.fleet_id), control.model_copy(update={"state": "ended"}).to_bytes())
         fail(f"the queues on this machine did not start: {error}")
     return lanes.register(storage, served.lane, manifest.fleet_id, manifest.owner, control.deadline)

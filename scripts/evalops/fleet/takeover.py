@@ -4,7 +4,7 @@ Called by commands, by `submit` when a run is resumed or a lane is needed, and b
 """
 
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from evalops.fleet import lanes
 from evalops.fleet.assemble import fleet_of, fleet_start
@@ -28,11 +28,14 @@ CLAIM_TRIES = 5
 HANDING_OVER = timedelta(minutes=5)
 """How long after its deadline a fleet with a living controller is left to end by itself: workers hand over, messages come back."""
 
+NO_LANE = Lane(name="", jobs="", events="", dead="")
+"""In place of the lane of a fleet that owns none."""
+
 PAST_DEADLINE = "its deadline passed while nobody drove it"
 
 
 def attach(settings: Settings, storage: Storage, request: Request, manifest: Manifest) -> Controller:
-    """Drive a fleet on whose controller has gone; refused while that one lives."""
+    """Drive a fleet on whose controller has gone; refused while that one lives. One without a lane can only be ended."""
     fleet_id = manifest.fleet_id
     stored = storage.get(layout.control(fleet_id))
     control = Control.from_json(stored.body)
@@ -40,14 +43,16 @@ def attach(settings: Settings, storage: Storage, request: Request, manifest: Man
         fail(f"the fleet {fleet_id} has ended; --run-id {fleet_id} runs again what did not complete")
     refuse_if_driven(fleet_id, control)
     lane = lanes.find(storage, fleet_id)
-    if lane is None:
-        fail(f"the fleet {fleet_id} owns no lane any more; --run-id {fleet_id} runs again what did not complete")
-    controller = _take_over(settings, storage, request, manifest, lane)
+    if lane is None and control.state != "stopping":
+        fail(f"the fleet {fleet_id} owns no lane; --run-id {fleet_id} runs again what did not complete")
+    controller = _take_over(settings, storage, request, manifest, lane or NO_LANE)
     alive = controller.fleet.pool.adopt()
     if control.state == "running" and alive == 0:
         controller.staff.start()
     elif control.state in ("stopping", "draining"):
         controller.go_on_stopping()
+    if lane is None:  # nothing can be heard: it never had a lane, or another fleet has it
+        controller.ending.cancel_open()
     return controller
 
 
@@ -111,6 +116,8 @@ def _replay(fleet: Fleet) -> bool:
         fleet.watch.replay(event)
         if fleet.manifest.machines is not None:  # those of this machine are known by their processes
             fleet.roster.replay(event, time.monotonic())
-        begun = begun or (event["type"] == "fleet_start" and event["round"] == fleet.control.round)
+        if event["type"] == "fleet_start" and event["round"] == fleet.control.round:
+            begun = True
+            fleet.began((now() - datetime.fromisoformat(event["ts"])).total_seconds())
     fleet.watch.hold(fleet.control)
     return begun

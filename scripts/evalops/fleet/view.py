@@ -1,5 +1,7 @@
 """What a person sees of a running fleet: one carriage-returned line on a terminal, plain lines elsewhere, a table at the end."""
 
+from collections.abc import Container
+
 from evalops import ui
 from evalops.fleet.ledger import JobState, Ledger
 from evalops.redrawn import RedrawnLine
@@ -88,14 +90,21 @@ def _row(job: JobState, parts: list[JobState]) -> list[object]:
 
 def scores_text(metrics: dict[str, float | None]) -> str | None:
     """Scores for a table cell: `includes/accuracy 0.950 ±0.050`; standard errors stand beside what they belong to."""
+    errors = {name: _error_of(name, metrics) for name in metrics}
     shown = []
     for name, value in metrics.items():
-        scorer, metric, *reducer = name.split("/")
-        if metric == "stderr":
-            continue
-        text = f"{name} {'-' if value is None else format(value, '.3f')}"
-        error = metrics.get("/".join([scorer, "stderr", *reducer]))
-        if error is not None and metric in ("accuracy", "mean"):
-            text += f" ±{error:.3f}"
-        shown.append(text)
+        if name not in errors.values():
+            error = metrics.get(errors[name] or "")
+            spread = "" if error is None else f" ±{error:.3f}"
+            shown.append(f"{name} {'-' if value is None else format(value, '.3f')}{spread}")
     return ", ".join(shown[:4]) or None
+
+
+def _error_of(name: str, metrics: Container[str]) -> str | None:
+    """The name of a mean's standard error, if there is one. A scorer's name may hold anything, so it is looked for from the right."""
+    parts = name.split("/")
+    for at in range(len(parts) - 1, 0, -1):
+        other = "/".join([*parts[:at], "stderr", *parts[at + 1 :]])
+        if parts[at] in ("accuracy", "mean") and other in metrics:
+            return other
+    return None

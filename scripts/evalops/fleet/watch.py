@@ -35,7 +35,7 @@ class Watch:
             self._budget.replay(event)
 
     def happened(self, at: float) -> None:
-        """A result, an end, a worker that came or went, an attempt that was sent."""
+        """A result, an end, a sample that got on, a worker that came or went, an attempt that was sent."""
         self._stall.happened(at)
 
     def heard(self, beat: Heartbeat) -> list[Event]:
@@ -115,8 +115,10 @@ class Watch:
         """A `stalled` event when nothing has happened for long."""
         return self._stall.event(at, control.guards.stall_after_s, waiting_for)
 
-    def verdict(self, control: Control, moment: datetime, at: float, waiting_for: str) -> Verdict | None:
-        """Why the fleet should stop, if it should."""
+    def verdict(
+        self, control: Control, moment: datetime, at: float, waiting_for: str, *, patient: bool = False
+    ) -> Verdict | None:
+        """Why the fleet should stop, if it should. `patient`: not for being silent."""
         if self._holding and (found := guards.canary(self._ledger.jobs.values())):
             return found
         if not self._ledger.open_jobs:
@@ -126,5 +128,5 @@ class Watch:
             or guards.refused_key(self._ledger.ended)
             or guards.over_budget(control.guards, self._ledger.spend)
             or guards.failure_rate(self._ledger.ended, control.guards.max_failed_share)
-            or self._stall.verdict(at, control.guards.stall_after_s, waiting_for)
+            or self._stall.verdict(at, control.guards.stall_after_s, waiting_for, patient=patient)
         )

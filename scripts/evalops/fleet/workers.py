@@ -258,8 +258,7 @@ class LocalPool(Pool):
         containers.inherit(work)
         if containers.nothing_noted(work):
             return None
-        log = Log(work / "worker.log").line
-        thread = threading.Thread(target=containers.clean_up_after, args=(work, log), daemon=True)
+        thread = threading.Thread(target=_clean_up_after, args=(work,), daemon=True)
         thread.start()
         return thread
 
@@ -302,6 +301,11 @@ class LocalPool(Pool):
         self._processes.clear()
         if self._folder.is_dir() and not any(self._folder.iterdir()):
             self._folder.rmdir()
+
+
+def _clean_up_after(work: Path) -> None:
+    with contextlib.suppress(OSError):  # a full disk: the next look comes
+        containers.clean_up_after(work, Log(work / "worker.log").line)
 
 
 def default_slots(workers: int) -> int:

@@ -90,9 +90,10 @@ def read_estate(name: str) -> Estate:
 
 
 def sync_lanes(storage: Storage, wanted: list[Lane]) -> list[str]:
-    """Make the lane records say what Terraform made; returns a line for each record made, corrected or removed.
+    """Make the lane records say what Terraform made; returns a line for each record made, corrected, freed or removed.
 
-    An owned record is never touched: its fleet ends on the queues that it began with.
+    An owned record is never touched: its fleet ends on the queues that it began with. A lane that was fenced off and is there all the
+    same (its queues were replaced, its removal was taken back) is free again. One that cannot be read is said.
     """
     lines = []
     for lane in wanted:
@@ -100,14 +101,7 @@ def sync_lanes(storage: Storage, wanted: list[Lane]) -> list[str]:
             storage.create(layout.lane(lane.name), lane.to_bytes())
             lines.append(f"recorded {lane.name}")
         except AlreadyExists:
-            stored = storage.get(layout.lane(lane.name))
-            found = Lane.from_json(stored.body)
-            if found.fleet_id is None and found != lane:
-                try:
-                    storage.replace(layout.lane(lane.name), lane.to_bytes(), stored.etag)
-                    lines.append(f"corrected {lane.name}")
-                except Changed:  # a fleet has just taken it
-                    pass
+            lines += _corrected(storage, lane)
     names = {lane.name for lane in wanted}
     for key in [info.key for info in storage.list(layout.LANES)]:
         try:
@@ -119,6 +113,22 @@ def sync_lanes(storage: Storage, wanted: list[Lane]) -> list[str]:
             storage.delete(key)
             lines.append(f"removed the record of {found.name}")
     return lines
+
+
+def _corrected(storage: Storage, lane: Lane) -> list[str]:
+    """Put right the record of a lane that no fleet owns; what was done, or why it could not be."""
+    try:
+        stored = storage.get(layout.lane(lane.name))
+        found = Lane.from_json(stored.body)
+        if found == lane or found.fleet_id not in (None, REMOVAL):
+            return []
+        storage.replace(layout.lane(lane.name), lane.to_bytes(), stored.etag)
+    except (Missing, Changed):  # a fleet has just taken it
+        return []
+    except Unreadable as error:
+        key = storage.url(layout.lane(lane.name))
+        return [f"{key} cannot be read ({error}), so no fleet takes this lane: remove it and apply again"]
+    return [f"{'corrected' if found.fleet_id is None else 'freed'} {lane.name}"]
 
 
 REMOVAL = "removed-by-terraform"

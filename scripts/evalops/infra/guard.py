@@ -95,7 +95,7 @@ def say_owned(lanes: list[Lane]) -> str:
     )
 
 
-HOUSEKEEPING = ("lanes/", "code/", "worker/")
+HOUSEKEEPING = ("lanes/", "code/", "worker/", "timings/", "locks/")
 """What the scripts put there themselves and can make again; everything else is somebody's."""
 
 

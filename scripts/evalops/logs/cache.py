@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from evalops.logs.facts import Facts
 from evalworker.storage import Info
 
-VERSION = 1
+VERSION = 2
 """Raised when `Facts` changes: older files are read anew."""
 
 

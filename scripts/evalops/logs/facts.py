@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from evalworker.contract.ids import task_file
 from evalworker.contract.jsonio import canonical
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Facts(BaseModel):
 
     Attributes:
         identity: of the experiment; logs of one task, model and arguments share it (retries, reruns).
+        file: of the task, as `ids.task_file` has it; two tasks of one name differ in it.
         total, completed, errored: samples × epochs; None is "not known from the header". `logged` counts stored samples.
         dataset: samples in the dataset, without epochs; `selected`: how many of them this run was to do.
         reason: why the log cannot be read, when `status` is `unreadable`.
@@ -65,6 +67,7 @@ class Facts(BaseModel):
     replaced: bool = False
     identity: str = ""
     task: str = ""
+    file: str = ""
     task_args: dict[str, Any] = {}
     task_id: str = ""
     task_version: int | str = 0
@@ -124,6 +127,7 @@ def of_header(log: "EvalLog", *, logged: int | None, errored: int | None = None)
         status=log.status,
         identity=identity(spec),
         task=spec.task,
+        file=task_file(spec.task_file),
         task_args=spec.task_args,
         task_id=spec.task_id,
         task_version=spec.task_version,
@@ -155,12 +159,13 @@ def of_header(log: "EvalLog", *, logged: int | None, errored: int | None = None)
 def identity(spec: "EvalSpec") -> str:
     """What makes two logs tries of the same experiment: task, arguments, model and what changes its answers.
 
-    Not the task's file (it differs between a container and this machine) and not `task_id` (a fresh attempt gets a new one).
+    Not the directory that the run was in (a container's is another) and not `task_id` (a fresh attempt gets a new one).
     """
     config = spec.model_generate_config.model_dump(exclude_none=True)
     roles = {name: _role(role) for name, role in (spec.model_roles or {}).items()}
     parts = {
         "task": spec.task,
+        "file": task_file(spec.task_file),
         "args": spec.task_args,
         "model": spec.model,
         "model_args": spec.model_args,

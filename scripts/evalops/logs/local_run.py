@@ -15,7 +15,7 @@ from typing import Any
 
 from evalops import code, shipping
 from evalops.batch import living
-from evalops.fleet.ownership import controller_name
+from evalops.fleet.ownership import controller_name, runs_on
 from evalops.inspect_options import TypedArguments, changes_results, without_base_url
 from evalops.logs import rows
 from evalops.logs.choose import Chosen, choose
@@ -25,9 +25,9 @@ from evalops.logs.summarise import derived
 from evalops.logs.survey import process_alive
 from evalworker.arguments import CannotEncode, decode, encode
 from evalworker.contract import layout
-from evalworker.contract.documents import Control, JobSpec, Manifest, wholes
+from evalworker.contract.documents import Control, Guards, JobSpec, Limits, Manifest, wholes
 from evalworker.contract.wire import now
-from evalworker.storage import Missing, Storage, StorageError
+from evalworker.storage import AlreadyExists, Changed, Missing, Storage, StorageError
 
 BEAT_S = 30.0
 DEADLINE = timedelta(days=7)
@@ -77,21 +77,35 @@ def as_before(typed: TypedArguments, manifest: Manifest) -> TypedArguments:
     return TypedArguments(typed.tasks, models, arguments, results, environment)
 
 
-def living_owner(storage: Storage, run_id: str) -> str | None:
-    """Why the run must be left alone, None when nobody is running it: two owners of one directory steal from each other."""
-    control = _last_control(storage, run_id)
-    alive, clause = rows.owner(control, now(), process_alive(control.controller) if control else None)
-    if alive and control:
-        return f"{control.controller} is running it ({clause})"
-    on_batch, clause = living.on_batch(storage, run_id)
-    return clause if on_batch else None
+@dataclass(frozen=True)
+class Seen:
+    """A run's control document and its tag when the owner was looked for: nobody else may have written it when it is taken over."""
+
+    control: Control
+    etag: str
 
 
-def _last_control(storage: Storage, run_id: str) -> Control | None:
+def last_seen(storage: Storage, run_id: str) -> Seen | None:
+    """The control document as it is; None when the run has none."""
     try:
-        return Control.from_json(storage.get(layout.control(run_id)).body)
+        stored = storage.get(layout.control(run_id))
     except Missing:
         return None
+    return Seen(Control.from_json(stored.body), stored.etag)
+
+
+def living_owner(storage: Storage, run_id: str, seen: Seen | None) -> str | None:
+    """Why the run must be left alone, None when nobody is running it: two owners of one directory steal from each other."""
+    if seen is not None:
+        control = seen.control
+        alive, clause = rows.owner(control, now(), process_alive(control.controller))
+        if alive:
+            return f"{control.controller} is running it ({clause})"
+        if runs_on(storage, control):
+            how = f"`ct fleet attach {run_id}` drives it on, `ct fleet stop {run_id}` ends it"
+            return f"the fleet {run_id} runs on, although {clause}: {how}"
+    on_batch, clause = living.on_batch(storage, run_id)
+    return clause if on_batch else None
 
 
 def submit_directory(manifest: Manifest) -> Path | None:
@@ -219,19 +233,31 @@ def clear_the_way(place: Place) -> list[str]:
 
 
 @contextlib.contextmanager
-def alive(storage: Storage, run_id: str) -> Iterator[None]:
-    """Beat in the run's control document for as long as the block runs, and say `ended` after it."""
-    last = _last_control(storage, run_id)
+def alive(storage: Storage, run_id: str, seen: Seen | None) -> Iterator[None]:
+    """Beat in the run's control document for as long as the block runs, and say `ended` after it.
+
+    `seen`: the document that it takes the place of, None for a new one. A fleet's limits and guards stay, for when it is resumed as
+    one. Raises Changed when somebody was faster.
+    """
+    before = seen.control if seen else None
     control = Control(
         fleet_id=run_id,
-        round=last.round + 1 if last else 1,
+        round=before.round + 1 if before else 1,
         state="running",
         deadline=now() + DEADLINE,
         beat=now(),
         controller=controller_name(),
+        limits=before.limits if before else Limits(),
+        guards=before.guards if before else Guards(),
     )
     key = layout.control(run_id)
-    storage.put(key, control.to_bytes())
+    try:
+        if seen is None:
+            storage.create(key, control.to_bytes())
+        else:
+            storage.replace(key, control.to_bytes(), seen.etag)
+    except (AlreadyExists, Changed) as error:
+        raise Changed(f"somebody else took the run {run_id} at this moment: look at it and try again") from error
     over = threading.Event()
 
     def beat() -> None:

@@ -59,15 +59,16 @@ class Move:
         }
 
 
-def plan(place: Place, environment: str, *, with_logs: bool = False) -> tuple[list[Move], list[str]]:
-    """The moves of a run's summarised logs, and what is wrong with some files (one sentence each).
+def plan(place: Place, environment: str, *, with_logs: bool = False) -> tuple[list[Move], list[Exception]]:
+    """The moves of a run's summarised logs, and what is wrong with some files: one sentence each, StorageErrors may pass by themselves.
 
     What is already in the environment needs no move, so a second plan is empty. Files come from the working logs; for `prod`
     those that were staged come too.
     """
     assert place.run_id is not None
-    storage, problems = place.storage, []
+    storage = place.storage
     moves: list[Move] = []
+    problems: list[Exception] = []
     for found in _sources(place, environment):
         names = {info.key for info in found}
         for info in found:
@@ -76,7 +77,7 @@ def plan(place: Place, environment: str, *, with_logs: bool = False) -> tuple[li
             try:
                 moves.append(_move(storage, info.key, names, environment, place.run_id, with_logs))
             except (PromoteError, BadId, StorageError) as error:
-                problems.append(str(error))
+                problems.append(error)
     return moves, problems
 
 

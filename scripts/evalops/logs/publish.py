@@ -1,7 +1,7 @@
 """Summarise and promote every run that has finished: what cron does. Quiet when there is nothing to do.
 
 One lock below the root keeps two of them apart, on one machine or on two. A run is looked at again only when its logs have changed:
-what was refused once is said once, and a person decides.
+what was refused once is said once, and a person decides. What only the store refused is tried again each time.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ SETTLED = timedelta(minutes=2)
 """A run whose last write is younger may go on at any moment."""
 
 LOCKED_FOR = timedelta(hours=1)
-"""After this a lock's owner is taken for dead."""
+"""After this a lock's owner is taken for dead; a living one renews it when half of the time has gone."""
 
 RECENT = timedelta(days=30)
 
@@ -60,15 +60,26 @@ class Outcome:
 
 
 @contextmanager
-def lock(storage: Storage, clock: Callable[[], datetime] = now) -> Iterator[None]:
-    """Hold the lock of publishing. Raises Busy."""
+def lock(storage: Storage, clock: Callable[[], datetime] = now) -> Iterator[Callable[[], None]]:
+    """Hold the lock of publishing. Gives what is to be called now and then so that it stays ours; both raise Busy."""
     mine = Lock(owner=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}", until=clock() + LOCKED_FOR)
     try:
         etag = storage.create(layout.PUBLISH_LOCK, mine.to_bytes())
     except AlreadyExists:
         etag = _take_over(storage, mine, clock)
+
+    def renew() -> None:
+        nonlocal mine, etag
+        if mine.until - clock() > LOCKED_FOR / 2:
+            return
+        mine = mine.model_copy(update={"until": clock() + LOCKED_FOR})
+        try:
+            etag = storage.replace(layout.PUBLISH_LOCK, mine.to_bytes(), etag)
+        except (Missing, Changed):
+            raise Busy("another one has taken over the lock of publishing") from None
+
     try:
-        yield
+        yield renew
     finally:
         try:
             if storage.get(layout.PUBLISH_LOCK).etag == etag:
@@ -94,10 +105,11 @@ def _take_over(storage: Storage, mine: Lock, clock: Callable[[], datetime]) -> s
 
 def publish_all(
     storage: Storage, models: Models, evaluations: Evaluations, environment: str = "stage", *,
-    again: bool = False, replace: bool = False, clock: Callable[[], datetime] = now,
+    again: bool = False, replace: bool = False, clock: Callable[[], datetime] = now, renew: Callable[[], None] = lambda: None,
 ) -> Outcome:  # fmt: skip
     """Publish every recent run that has finished and whose logs are not those of the last time.
 
+    `renew` is called now and then; when it raises Busy, the pass ends there.
     `replace`: a newer run takes the place of an older one of the same task and model by itself.
     """
     outcome = Outcome()
@@ -105,16 +117,19 @@ def publish_all(
     for run_id in run_ids(storage):
         if stamp(run_id) < oldest:
             break  # newest first
+        work = Work(storage, models, evaluations, read=lambda _: renew())
         try:
-            _publish(of_run(run_id, storage), models, evaluations, environment, outcome, again, replace, clock)
-        except StorageError as error:
+            renew()
+            _publish(of_run(run_id, storage), work, environment, outcome, again, replace, clock)
+        except Busy:
+            break  # the other one does the rest
+        except (StorageError, promote.PromoteError) as error:
             outcome.todo.append(f"{run_id}: {error}")
     return outcome
 
 
 def _publish(
-    place: Place, models: Models, evaluations: Evaluations, environment: str, outcome: Outcome, again: bool, replace: bool,
-    clock: Callable[[], datetime],
+    place: Place, work: Work, environment: str, outcome: Outcome, again: bool, replace: bool, clock: Callable[[], datetime]
 ) -> None:  # fmt: skip
     storage, run_id = place.storage, place.run_id
     assert run_id is not None
@@ -122,10 +137,10 @@ def _publish(
     digest = _digest(directory)
     if not directory.logs or (not again and _last(storage, run_id) == digest) or not _settled(directory, clock()):
         return
-    seen = survey(place, models.price, clock=clock)
+    seen = survey(place, work.models.price, clock=clock)
     if not finished(seen):
         return
-    results = summarise(Work(storage, models, evaluations), seen.directory, seen.chosen)
+    results = summarise(work, seen.directory, seen.chosen)
     _say(run_id, results, outcome)
     moves, problems = promote.plan(place, environment)
     blocked = [
@@ -142,6 +157,9 @@ def _publish(
         f"`ies promote --run-id {run_id} --to {environment} --replace` puts this run in its place"
         for move in blocked
     ]
+    store_failed = any(isinstance(problem, StorageError) for problem in problems)
+    if store_failed or any(item.kind == "storage" for result in results for item in result.refusals):
+        return  # the next pass tries again
     storage.put(layout.published(run_id), Published(digest=_digest(list_directory(storage, place.prefix))).to_bytes())
 
 

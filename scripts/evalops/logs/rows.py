@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from evalops.hints import resume
 from evalops.logs import cost
 from evalops.logs.choose import Chosen
 from evalops.logs.facts import Facts, Score
 from evalworker.contract.documents import Control, JobSpec
+from evalworker.contract.ids import task_file
 from evalworker.contract.jsonio import canonical
 
 State = Literal["waiting", "running", "success", "partial", "error", "cancelled", "dead", "unreadable"]
@@ -46,11 +48,17 @@ class Job:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What stands around the logs. `alive`: the owner lives (True), has gone (False), or nothing is known of it (None)."""
+    """What stands around the logs.
+
+    Attributes:
+        alive: the owner lives (True), has gone (False), or nothing is known of it (None).
+        unattended: the run is a fleet that runs on although its controller has gone.
+    """
 
     now: datetime
     alive: bool | None = None
     owner: str = ""
+    unattended: bool = False
     planned: Sequence[Job] = ()
     writes: Mapping[str, datetime] = field(default_factory=dict)
     backend: str = ""
@@ -75,6 +83,7 @@ class Row:
     superseded: int
     log: str | None
     remark: str
+    file: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON values; metrics as {scorer: {metric: value}}."""
@@ -115,6 +124,8 @@ def owner(control: Control | None, now: datetime, process_alive: bool | None = N
         return False, "its process is gone"
     if now >= control.deadline:
         return False, f"its deadline passed {ago(control.deadline, now)}"
+    if not control.controller:
+        return None, f"its controller left it {ago(control.beat, now)}"
     if (now - control.beat).total_seconds() <= BEAT_FRESH_S:
         return True, f"last sign of life {ago(control.beat, now)}"
     return None, f"its controller's last sign of life was {ago(control.beat, now)}"
@@ -141,16 +152,22 @@ def rows(chosen: Sequence[Chosen], around: Surroundings, price_of: cost.PriceOf)
             taken.add(index)
     found = [_of_log(one, around, price_of) for one in chosen]
     found += [_of_job(job, around, price_of) for job in unplanned]
-    return sorted(found, key=lambda row: (row.task, row.model, canonical(row.args)))
+    return sorted(found, key=lambda row: (row.task, row.model, canonical(row.args), row.file))
 
 
 def fits(spec: JobSpec, facts: Facts) -> bool:
     """Whether a log is of a planned job: a job knows the arguments that were given, a log all of them."""
-    same = bare(spec.name) == bare(facts.task) and spec.model == facts.model
+    same = bare(spec.name) == bare(facts.task) and spec.model == facts.model and spec.same_file(facts.file)
     return same and all(
         name in facts.task_args and canonical(facts.task_args[name]) == canonical(value)
         for name, value in spec.task_args.items()
     )
+
+
+def file_beside(row: Row, found: Sequence[Row]) -> str:
+    """The file of a row's task where another file has a task of that name with that model; "" where nothing need be told apart."""
+    others = (other for other in found if other.file != row.file)
+    return row.file if any((other.task, other.model) == (row.task, row.model) for other in others) else ""
 
 
 def bare(task: str) -> str:
@@ -182,6 +199,7 @@ def _of_log(one: Chosen, around: Surroundings, price_of: cost.PriceOf) -> Row:
         superseded=len(one.superseded),
         log=info.key,
         remark=remark,
+        file=facts.file,
     )
 
 
@@ -235,6 +253,7 @@ def _of_job(job: Job, around: Surroundings, price_of: cost.PriceOf) -> Row:
         superseded=0,
         log=None,
         remark=remark,
+        file=task_file(job.spec.task.rpartition("@")[0]),
     )
 
 
@@ -253,13 +272,16 @@ def headline(found: Sequence[Row], around: Surroundings, run_id: str | None) -> 
     count = {state: sum(row.state == state for row in found) for state in {row.state for row in found}}
     tally = ", ".join(f"{count[state]} {state}" for state in _ORDER if state in count)
     running, waiting = count.get("running", 0), count.get("waiting", 0)
+    bad = [row for row in found if row.state in RETRYABLE]
+    if around.unattended and (running or bad):
+        how = f"`ct fleet attach {run_id}` drives it on, `ct fleet stop {run_id}` ends it"
+        return f"Nobody drives this fleet: {around.owner} ({tally}). {how}."
     if running:
         ages = [row.age_s for row in found if row.state == "running" and row.age_s is not None]
         return f"Running ({tally})." + _quiet(min(ages, default=None))
     if waiting and around.alive:
         return f"Waiting for a worker to start, {around.owner} ({tally})."
     retry = f" To go on: {_retry_command(run_id, around.backend)}" if run_id else ""
-    bad = [row for row in found if row.state in RETRYABLE]
     if not bad:
         return f"Finished: {tally}."
     if count.get("dead") or waiting:
@@ -280,8 +302,5 @@ def _quiet(age_s: float | None) -> str:
 
 
 def _retry_command(run_id: str, backend: str) -> str:
-    if backend in ("ec2", "local"):
-        return f"`ct run eval --run-id {run_id}` or `ies run local --run-id {run_id}`"
-    if backend == "batch":
-        return f"`ies run aws --run-id {run_id}` or `ies run local --run-id {run_id}`"
-    return f"`ies run local --run-id {run_id}`"
+    here = f"`ies run local --run-id {run_id}`"
+    return f"`{resume(run_id, backend)}` or {here}" if backend else here

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from evalops.batch import living
+from evalops.fleet.ownership import runs_on
 from evalops.logs import cost
 from evalops.logs import rows as state
 from evalops.logs.cache import FactsCache
@@ -75,17 +76,27 @@ def survey(
     if manifest is not None and place.run_id is not None and not alive and _open_on_batch(manifest, chosen):
         on_batch = living.on_batch(place.storage, place.run_id)
         alive, owner = (alive, owner) if on_batch[0] is None else on_batch
+    unattended = control is not None and not alive and _runs_on(place.storage, control, problems)
     if place.run_id is not None and manifest is not None:
         jobs = _jobs(place.storage, place.run_id, manifest, control, chosen, problems)
     around = state.Surroundings(
         now=clock(),
-        alive=alive,
+        alive=None if unattended else alive,  # its workers write, or not: the logs' ages tell
         owner=owner,
+        unattended=unattended,
         planned=jobs,
         writes=_writes(directory.others),
         backend=manifest.backend if manifest else "",
     )
     return Survey(place, directory, chosen, state.rows(chosen, around, price_of), around, manifest, control, problems)
+
+
+def _runs_on(storage: Storage, control: Control, problems: list[str]) -> bool:
+    try:
+        return runs_on(storage, control)
+    except StorageError as error:
+        problems.append(str(error))
+        return False
 
 
 def _open_on_batch(manifest: Manifest, chosen: list[Chosen]) -> bool:

@@ -20,13 +20,13 @@ from evalops.logs.events import read_events
 from evalops.logs.facts import Facts
 from evalops.logs.metadata import Models
 from evalops.logs.reading import read_summaries
-from evalops.logs.rows import Row, bare, number
+from evalops.logs.rows import Row, bare, file_beside, number
 from evalops.logs.survey import Survey, survey
 from evalops.report import stats, timeline
 from evalworker.contract import layout
 from evalworker.contract.documents import JobSpec
 from evalworker.contract.failures import classify_exception
-from evalworker.storage import S3Storage, Storage, StorageError
+from evalworker.storage import LocalStorage, Storage, StorageError
 
 SUMMARY_BYTES = 300_000
 """The largest summaries that are read for one log's failures; of a larger log the header's error is shown."""
@@ -170,7 +170,9 @@ def _pair(found: Survey, row: Row, one: Chosen | None) -> Pair:
         for metric in score.metrics
     ]
     link = link_to(found.place.storage, row.log, found.place.run_id) if row.log else None
-    args = ", ".join(f"{name}={value}" for name, value in row.args.items())
+    args = ", ".join(
+        filter(None, (file_beside(row, found.rows), *(f"{name}={value}" for name, value in row.args.items())))
+    )
     return Pair(
         row,
         bare(row.task),
@@ -197,7 +199,7 @@ def _took(chosen: Sequence[Chosen]) -> float | None:
 
 def link_to(storage: Storage, key: str, run_id: str | None) -> str:
     """Where a reader of the report finds a log: the bucket's console, or the file relative to the report."""
-    if isinstance(storage, S3Storage):
+    if not isinstance(storage, LocalStorage):
         bucket, _, path = storage.url(key).removeprefix("s3://").partition("/")
         return f"https://s3.console.aws.amazon.com/s3/object/{quote(bucket)}?prefix={quote(path, safe='')}"
     inner = key.removeprefix("logs/") if run_id else key

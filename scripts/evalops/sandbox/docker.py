@@ -1,4 +1,4 @@
-"""The only place that runs the `docker` command line. Each call has a time limit, and its failure is one sentence."""
+"""The `docker` command line for `ies sandbox`. Each call has a time limit, and its failure is one sentence."""
 
 import subprocess
 from collections.abc import Sequence

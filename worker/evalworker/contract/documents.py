@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Literal
 
-from evalworker.contract.ids import SampleId
+from evalworker.contract.ids import SampleId, task_file
 from evalworker.contract.messages import AttemptDone
 from evalworker.contract.wire import Part, Wire
 
@@ -44,6 +44,11 @@ class JobSpec(Part):
     merges: list[str] = []
     order: list[int] = []
     ids: list[SampleId] = []
+
+    def same_file(self, logged: str | None) -> bool:
+        """Whether a log's task file may be this task's: an unknown one may, and a package's task has none."""
+        own, theirs = task_file(self.task.rpartition("@")[0]), task_file(logged)
+        return not own or not theirs or own == theirs
 
 
 def wholes(jobs: Iterable[JobSpec]) -> list[JobSpec]:

@@ -5,6 +5,7 @@ ones. They keep their type and never become a path; what needs a name gets `slug
 """
 
 import hashlib
+import posixpath
 import re
 import secrets
 from collections.abc import Iterable
@@ -58,6 +59,15 @@ def job_id(
     """
     identity = {"task": task, "args": task_args, "model": model, "shard": shard, "arguments": arguments or {}}
     return hashlib.sha256(canonical(identity).encode("ascii")).hexdigest()[:16]
+
+
+def task_file(path: str | None) -> str:
+    """What of a task's file is the same wherever its run is: the path below the submit directory, or else the name alone.
+
+    "" for a task of a package. Two tasks of one name in one run are told apart by it.
+    """
+    place = posixpath.normpath(path) if path else ""
+    return posixpath.basename(place) if place.startswith(("/", "..")) else place
 
 
 def sample_key(sample_id: SampleId, epoch: int) -> tuple[str, int]:

@@ -205,7 +205,7 @@ PUBLISH_LOCK = "locks/publish.json"
 """Who publishes right now, until when."""
 
 
-OWN_FOLDERS = ("partial", "code", "worker", "lanes", "logs", "locks")
+OWN_FOLDERS = ("partial", "code", "worker", "lanes", "logs", "locks", "timings")
 
 
 def is_ours(key: str) -> bool:

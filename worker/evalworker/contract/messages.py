@@ -72,7 +72,8 @@ class Heartbeat(_FromWorker):
     """A worker lives. `running`: its jobs' ids; `load`: one-minute load average; `disk_free`, `memory_free`: bytes.
 
     `rate_limited`: rate-limited model calls of what runs, `refused`: of all that this worker has run; `waits`: what each running job is
-    in, as a short phrase. `leaving`: why it drains, once it does; its goodbye follows when what runs has been handed over.
+    in, as a short phrase; `moved`: a sample has begun or got on since the last heartbeat. `leaving`: why it drains, once it does; its
+    goodbye follows when what runs has been handed over.
     """
 
     type: Literal["heartbeat"] = "heartbeat"
@@ -83,6 +84,7 @@ class Heartbeat(_FromWorker):
     rate_limited: int = 0
     refused: int = 0
     waits: dict[str, str] = {}
+    moved: bool = False
     hung: list[Hung] = []
     leaving: str | None = None
 

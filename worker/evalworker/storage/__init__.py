@@ -21,7 +21,6 @@ from evalworker.storage.base import (
     Stored,
 )
 from evalworker.storage.local import LocalStorage
-from evalworker.storage.s3 import S3Storage
 
 __all__ = [
     "AlreadyExists",
@@ -30,7 +29,6 @@ __all__ = [
     "Info",
     "LocalStorage",
     "Missing",
-    "S3Storage",
     "Storage",
     "StorageError",
     "Stored",
@@ -54,6 +52,8 @@ def open_storage(url: str) -> Storage:
         bucket, _, prefix = (found["rest"] or "").removeprefix("//").partition("/")
         if not _BUCKET.fullmatch(bucket):
             raise _unusable(url, "it names no bucket; expected s3://bucket or s3://bucket/prefix")
+        from evalworker.storage.s3 import S3Storage  # a local fleet's processes do without boto3
+
         return S3Storage(bucket, aws.client("s3"), prefix=prefix)
     if scheme == "file":
         parts = urlsplit(url)
