@@ -69,8 +69,8 @@ report: $(ENV) ## Write a run's HTML report
 
 # Checking
 
-# takes minutes, and belongs to `make e2e` for that alone
-MINUTES := tests/integration/test_ec2_fleet.py
+# take minutes, and belong to `make e2e` for that alone
+MINUTES := $(addprefix tests/integration/test_,ec2_fleet.py docs_commands.py faults.py)
 
 .PHONY: test
 test: $(ENV) ## Unit and integration tests; need no Docker and no AWS
