@@ -70,8 +70,12 @@ def _row(top: int, name: str, runs: list[tuple[float, dict[str, Any]]]) -> list[
         f'<rect x="{LABELS}" y="{top + 5}" width="{bar:.1f}" height="{ROW - 10}" fill="{colour}"/>',
         *(f'<circle cx="{LABELS + _length(one):.1f}" cy="{middle}" r="2" fill="#0006"/>' for one, _ in runs[:-1]),
         f'<text x="{LABELS + int(BARS * LONGEST) + 8}" y="{middle + 4}" fill="#555">'
-        f"{measured:.3g} of {figure['bound']:g} {escape(unit)}</text>",
+        f"{_number(measured)} of {_number(figure['bound'])} {escape(unit)}</text>",
     ]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _length(share: float) -> float:
