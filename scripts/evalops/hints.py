@@ -12,6 +12,11 @@ def at_root(command: str, bucket: str | None) -> str:
     return command if named else f"S3_BUCKET_NAME={bucket} {command}"
 
 
+def unattended(run_id: str) -> str:
+    """What can be done with a fleet that runs on without its controller."""
+    return f"`ct fleet attach {run_id}` drives it on, `ct fleet stop {run_id}` ends it"
+
+
 def resume(run_id: str, backend: str) -> str:
     """The command that runs again what of a run has not completed, where it began: `backend` is its manifest's."""
     begin = {"local": "ct run eval", "ec2": "ct run eval --ec2", "batch": "ies run aws"}[backend]

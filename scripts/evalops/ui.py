@@ -21,7 +21,8 @@ EXIT_FAILURES = 1
 EXIT_USAGE = 2
 EXIT_STOPPED = 3
 EXIT_LEFT_RUNNING = 4
-"""Exit codes of `ct` and `ies`; 0 is complete, 130 and 143 are signals. Design, section 7."""
+EXIT_INTERRUPTED = 130
+"""Exit codes of `ct` and `ies`; 0 is complete, 143 is SIGTERM. Design, section 7."""
 
 
 class Failure(click.ClickException):

@@ -21,6 +21,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from evalops.cloud import amis, leftovers, packer, payload, sandboxes
 from evalops.cloud.payload import CloudError, Fingerprint
 from evalops.infra.estate import Estate
+from evalops.ui import EXIT_INTERRUPTED
 from evalworker import aws
 from evalworker.contract.wire import now
 
@@ -201,7 +202,7 @@ class GroupTagger:
 
 def _exit_code(result: packer.Result) -> int:
     if result.interrupted:
-        return 130
+        return EXIT_INTERRUPTED
     return result.status if result.status >= 128 else 1
 
 

@@ -15,7 +15,7 @@ from evalops.fleet.view import results_table
 from evalops.hints import at_root, resume
 from evalops.report import build as report
 from evalops.settings import Settings
-from evalops.ui import EXIT_FAILURES, EXIT_LEFT_RUNNING, EXIT_STOPPED, Failure, emit_json, note
+from evalops.ui import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_LEFT_RUNNING, EXIT_STOPPED, Failure, emit_json, note
 from evalworker.aws import ServiceError
 from evalworker.contract import layout
 
@@ -24,7 +24,7 @@ EXIT_CODES = {
     "failures": EXIT_FAILURES,
     "stopped": EXIT_STOPPED,
     "left": EXIT_LEFT_RUNNING,
-    "cancelled": 130,
+    "cancelled": EXIT_INTERRUPTED,
 }
 
 

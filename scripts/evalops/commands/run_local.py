@@ -30,8 +30,6 @@ from evalworker.contract.wire import now
 from evalworker.inspect_internals import InspectRefused
 from evalworker.storage import Storage
 
-EXIT_INTERRUPTED = 130
-
 
 @click.command(name="local", cls=InspectCommand, in_process=True)
 @click.option("--run-id", type=RunId(), help="Retry this run, wherever it failed: what is finished is kept.")
@@ -149,7 +147,7 @@ def _exit_code(place: places.Place, submission: local_run.Submission, begun: dat
     ui.note(seen.headline)
     logs = [log.facts for one in seen.chosen for log in (one.log, *one.superseded)]
     if any(facts.status == "cancelled" and facts.created and facts.created >= begun for facts in logs):
-        return EXIT_INTERRUPTED
+        return ui.EXIT_INTERRUPTED
     good = {row.log for row in seen.rows if row.state == "success"}
     done = [one.log.facts for one in seen.chosen if one.log.info.key in good]
     well = all(any(rows.fits(job, facts) for facts in done) for job in submission.jobs)

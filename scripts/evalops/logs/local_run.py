@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from evalops import code, shipping
+from evalops import code, hints, shipping
 from evalops.batch import living
 from evalops.fleet.ownership import controller_name, runs_on
 from evalops.inspect_options import TypedArguments, changes_results, without_base_url
@@ -102,8 +102,7 @@ def living_owner(storage: Storage, run_id: str, seen: Seen | None) -> str | None
         if alive:
             return f"{control.controller} is running it ({clause})"
         if runs_on(storage, control):
-            how = f"`ct fleet attach {run_id}` drives it on, `ct fleet stop {run_id}` ends it"
-            return f"the fleet {run_id} runs on, although {clause}: {how}"
+            return f"the fleet {run_id} runs on, although {clause}: {hints.unattended(run_id)}"
     on_batch, clause = living.on_batch(storage, run_id)
     return clause if on_batch else None
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from evalops.hints import resume
+from evalops.hints import resume, unattended
 from evalops.logs import cost
 from evalops.logs.choose import Chosen
 from evalops.logs.facts import Facts, Score
@@ -273,9 +273,8 @@ def headline(found: Sequence[Row], around: Surroundings, run_id: str | None) -> 
     tally = ", ".join(f"{count[state]} {state}" for state in _ORDER if state in count)
     running, waiting = count.get("running", 0), count.get("waiting", 0)
     bad = [row for row in found if row.state in RETRYABLE]
-    if around.unattended and (running or bad):
-        how = f"`ct fleet attach {run_id}` drives it on, `ct fleet stop {run_id}` ends it"
-        return f"Nobody drives this fleet: {around.owner} ({tally}). {how}."
+    if around.unattended and run_id is not None and (running or bad):
+        return f"Nobody drives this fleet: {around.owner} ({tally}). {unattended(run_id)}."
     if running:
         ages = [row.age_s for row in found if row.state == "running" and row.age_s is not None]
         return f"Running ({tally})." + _quiet(min(ages, default=None))
