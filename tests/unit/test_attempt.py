@@ -56,6 +56,9 @@ class FailingStorage(LocalStorage):
         return self._write("copy", *arguments)
 
 
+AWAY = StorageError("the store is away", Fault("SlowDown", 503, "slow down", retryable=True))
+
+
 class Slot:
     """A worker with one attempt whose job has just completed, and what it sends and deletes."""
 
@@ -103,6 +106,14 @@ def failing(controller: Controller, step: int, failure: BaseException, *, answer
     return FailingStorage(controller.fleet.storage.root, step, failure, answer_lost=answer_lost)
 
 
+def turned_away_after_its_end(controller: Controller, work: Path, monkeypatch: pytest.MonkeyPatch) -> Slot:  # noqa: F811
+    """A worker whose attempt has recorded its end, and whom the store has refused from then on."""
+    monkeypatch.setattr(module, "STORE_TRIES", 1)
+    slot = Slot(controller, failing(controller, RECORDED + 1, AWAY, answer_lost=False), work, "w1")
+    slot.attempt.run()
+    return slot
+
+
 def lines(controller: Controller) -> list[dict[str, Any]]:  # noqa: F811
     path = controller.fleet.stream.path
     return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
@@ -128,8 +139,7 @@ def test_when_storage_turns_away_a_recorded_end_stands_and_nothing_is_paid_twice
     base: int,
 ) -> None:
     monkeypatch.setattr(module, "STORE_TRIES", 2)
-    away = StorageError("the store is away", Fault("SlowDown", 503, "slow down", retryable=True))
-    slot = Slot(controller, failing(controller, step, away, answer_lost=answer_lost), tmp_path, "w1")
+    slot = Slot(controller, failing(controller, step, AWAY, answer_lost=answer_lost), tmp_path, "w1")
     slot.attempt.message = slot.attempt.message.model_copy(update={"base": base})
     slot.run(controller)
     assert slot.deleted == ["receipt of w1"]
@@ -181,10 +191,7 @@ def test_a_recorded_end_that_cannot_be_read_ends_nothing_wrongly_and_blocks_noth
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "STORE_TRIES", 1)
-    away = StorageError("the store is away", Fault("SlowDown", 503, "slow down", retryable=True))
-    slot = Slot(controller, failing(controller, RECORDED + 1, away, answer_lost=False), tmp_path, "w1")
-    slot.attempt.run()
+    slot = turned_away_after_its_end(controller, tmp_path, monkeypatch)
     controller.fleet.storage.put(layout.attempt_end(FLEET, JOB, 1), b"not json")
     controller.apply(read_from_worker(slot.posted[0]))
     assert [line["type"] for line in lines(controller)] == ["warning", "job_attempt"]
@@ -195,11 +202,8 @@ def test_a_controller_that_cannot_read_either_asks_again(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "STORE_TRIES", 1)
-    away = StorageError("the store is away", Fault("SlowDown", 503, "slow down", retryable=True))
-    slot = Slot(controller, failing(controller, RECORDED + 1, away, answer_lost=False), tmp_path, "w1")
-    slot.attempt.run()
-    get, failures = controller.fleet.storage.get, [away, away]
+    slot = turned_away_after_its_end(controller, tmp_path, monkeypatch)
+    get, failures = controller.fleet.storage.get, [AWAY, AWAY]
 
     def refused(key: str) -> Any:
         if failures:

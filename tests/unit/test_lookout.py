@@ -79,6 +79,26 @@ def test_what_a_sample_is_in(activity: dict[str, object] | None, started: bool, 
     assert inspect_internals._activity_text(activity, started=started) == text
 
 
+def watched(
+    streaming: streamer.Streaming, look: Lookout, task: inspect_ai.Task, log_dir: Path, **model_args: object
+) -> None:
+    """Run a task under a lookout."""
+    streamer.start(streaming)
+    try:
+        with look:
+            inspect_ai.eval(
+                task,
+                model="scripted/good",
+                model_args=model_args,
+                log_dir=str(log_dir),
+                display="none",
+                fail_on_error=False,
+                ctl_server=False,
+            )
+    finally:
+        streamer.start(None)
+
+
 def test_a_hung_sample_is_told_and_ended_and_the_others_are_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,20 +111,7 @@ def test_a_hung_sample_is_told_and_ended_and_the_others_are_left_alone(
         dataset=[Sample(id=name, input=f"Question {name}. What is 1 + 1?", target="2") for name in ("one", "two")],
         scorer=includes(),
     )
-    streamer.start(streaming)
-    try:
-        with Lookout(streaming, looks.append, 1.0, "error"):
-            inspect_ai.eval(
-                task,
-                model="scripted/good",
-                model_args={"hang": "Question two."},
-                log_dir=str(tmp_path),
-                display="none",
-                fail_on_error=False,
-                ctl_server=False,
-            )
-    finally:
-        streamer.start(None)
+    watched(streaming, Lookout(streaming, looks.append, 1.0, "error"), task, tmp_path, hang="Question two.")
     assert ends["one"] is None
     assert "interrupted by operator" in str(ends["two"])
     hung = [hung for look in looks for hung in look.hung]
@@ -179,20 +186,8 @@ def test_a_sample_that_works_moves_and_a_call_that_is_refused_again_and_again_do
                 streaming.loop.call_soon_threadsafe(inspect_internals.end_sample, running.key)
 
     solvers = {"a refused call": generate(), "steps": works(over)}
-    streamer.start(streaming)
-    try:
-        with Lookout(streaming, heard, 1.0, "wait"):
-            inspect_ai.eval(
-                inspect_ai.Task(dataset=[Sample(input="What is 1 + 1?", target="2")], solver=solvers[kind]),
-                model="scripted/good",
-                model_args={"rate_limit": 1, "retry_pause": 0.05},
-                log_dir=str(tmp_path),
-                display="none",
-                fail_on_error=False,
-                ctl_server=False,
-            )
-    finally:
-        streamer.start(None)
+    task = inspect_ai.Task(dataset=[Sample(input="What is 1 + 1?", target="2")], solver=solvers[kind])
+    watched(streaming, Lookout(streaming, heard, 1.0, "wait"), task, tmp_path, rate_limit=1, retry_pause=0.05)
     assert over.is_set()
     assert any(look.moved for look in looks), "a sample that begins has moved"
     if kind == "steps":
