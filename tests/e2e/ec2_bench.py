@@ -126,7 +126,8 @@ class Cloud:
         elif action == "CreateImage":
             image = _text(body, "imageId")
             self.committed[image] = f"inspect-fleet-test/{image}:latest"
-            docker("commit", f"ec2-{form['InstanceId']}", self.committed[image])
+            # an image takes its container's labels along: what runs from it is not a machine of this cloud for that
+            docker("commit", "--change", "LABEL ec2-bench=", f"ec2-{form['InstanceId']}", self.committed[image])
         elif action == "DeregisterImage":
             docker("image", "rm", "--force", self.committed.pop(form["ImageId"], "none"), check=False)
         elif action == "DescribeImages" and self.hold_images:
