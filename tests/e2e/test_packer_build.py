@@ -51,7 +51,7 @@ def test_workers_boot_it_next(built: Built) -> None:
 
 
 def test_it_says_what_it_is_made_of(built: Built) -> None:
-    rows = [json.loads(line) for line in ct(built.cloud, "cloud", "amis", "--json").stdout.splitlines()]
+    rows = json.loads(ct(built.cloud, "cloud", "amis", "--json").stdout)["images"]
     (row,) = [row for row in rows if row["image"] == built.ami]
     assert (row["sandboxes"], row["state"], row["architecture"]) == ("boxed", "available", "x86_64")
     assert row["used_by"] == ["parameter /inspect-fleet/default/image/x86_64"]

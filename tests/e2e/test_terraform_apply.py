@@ -99,10 +99,11 @@ def test_no_wildcard_where_an_arn_is_taken(applied: Estate) -> None:
 def test_secrets_are_pushed_and_reach_neither_state_nor_plan_nor_log(applied: Estate, tmp_path: Path) -> None:
     (tmp_path / ".env").write_text(f"OPENAI_API_KEY={MARKER}\nS3_BUCKET_NAME=x\n")
     before = applied.ies("secrets", "list", "--json")
-    assert {row["state"] for row in json.loads(before.stdout)} == {"not set"}
+    assert {row["state"] for row in json.loads(before.stdout)["secrets"]} == {"not set"}
     done = applied.ies("secrets", "push", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "pushed OPENAI_API_KEY\n"), done.stderr
-    after = {row["name"]: row["state"] for row in json.loads(applied.ies("secrets", "list", "--json").stdout)}
+    listed = json.loads(applied.ies("secrets", "list", "--json").stdout)["secrets"]
+    after = {row["name"]: row["state"] for row in listed}
     assert after.pop("OPENAI_API_KEY") == "set" and set(after.values()) == {"not set"} and len(after) == 6
     stored = applied.client("ssm").get_parameter(
         Name="/inspect-fleet/default/secrets/OPENAI_API_KEY", WithDecryption=True
@@ -129,7 +130,7 @@ def holding(text: str, directory: Path) -> list[Path]:
 
 def test_doctor_has_a_line_for_each_thing(applied: Estate) -> None:
     done = applied.ies("infra", "doctor", "--json", who="researcher")
-    checks = {check["name"]: check for check in json.loads(done.stdout)}
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     assert list(checks) == [
         "credentials",
         "identity",

@@ -313,7 +313,7 @@ def test_ctrl_c_leaves_the_job_running(account: Account, monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     run_id = run(*SUBMIT).stdout.strip()
-    monkeypatch.setattr("evalops.batch.monitor.Monitor.run", interrupted)
+    monkeypatch.setattr("evalops.monitor.monitor.Monitor.run", interrupted)
     done = run("batch", "monitor-job", run_id)
     assert done.exit_code == 4
     assert (
@@ -325,7 +325,7 @@ def test_ctrl_c_leaves_the_job_running(account: Account, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("text", ["nonsense", "2026-11-29-14-05-33-1a2b3c4d", "5b2152b4-7c28-4d95-9303-45ebe8b08a9b"])
 @pytest.mark.parametrize("command", ["monitor-job", "terminate-job"])
 def test_what_nobody_knows(account: Account, command: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evalops.batch.monitor.EVERY_S", 0)
+    monkeypatch.setattr("evalops.monitor.monitor.EVERY_S", 0)
     monkeypatch.setattr("evalops.batch.terminate.EVERY_S", 0)
     with Stubber(aws.client("batch", REGION)) as stub:
         for number in range(3):

@@ -16,10 +16,10 @@ from inspect_ai.log import list_eval_logs, read_eval_log, read_eval_log_sample_s
 
 import evalworker
 from evalops import wheel
-from evalops.batch.results import LiveResults
 from evalops.logs import local_run, places
 from evalops.logs.metadata import Models
 from evalops.logs.survey import survey
+from evalops.monitor.results import LiveResults
 from evalworker.batch_job import JobRefused, choose, place_of
 from evalworker.contract import layout
 from evalworker.contract.documents import BatchRound, BatchRun, JobDone, JobSpec, Manifest

@@ -9,12 +9,13 @@ import pytest
 from botocore.stub import ANY, Stubber
 
 from evalops import ui
-from evalops.batch import monitor, states, terminate
+from evalops.batch import states, terminate
 from evalops.batch.follow import Follower
-from evalops.batch.monitor import Monitor, Where, explain_failures
-from evalops.batch.progress import ProgressLine, line_of
 from evalops.batch.record import Target
 from evalops.commands.batch import exit_code
+from evalops.monitor import monitor
+from evalops.monitor.monitor import Monitor, Where, explain_failures
+from evalops.monitor.progress import ProgressLine, line_of
 from evalworker import aws
 from evalworker.contract.documents import BatchRound, BatchSubmission
 from evalworker.contract.wire import now

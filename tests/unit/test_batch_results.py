@@ -9,8 +9,8 @@ from typing import Any
 import logmaker
 import pytest
 
-from evalops.batch import results as module
-from evalops.batch.results import LiveResults, Result
+from evalops.monitor import results as module
+from evalops.monitor.results import LiveResults, Result
 from evalworker.batch_buffer import finished, summaries_of
 from evalworker.contract import layout
 from evalworker.contract.documents import JobSpec, Manifest

@@ -83,7 +83,7 @@ def test_an_image_is_activated_kept_and_the_others_removed(ec2: Any) -> None:
     lines = [json.loads(line) for line in ct("clean-amis", "--keep", "0", "--json").stdout.splitlines()]
     assert {line["what"]: line["remove"] for line in lines} == {first: False, second: True, third: True}
     assert all(line["reason"] for line in lines)
-    (left,) = [json.loads(line) for line in ct("amis", "--json").stdout.splitlines()]
+    (left,) = json.loads(ct("amis", "--json").stdout)["images"]
     assert (left["image"], left["used_by"]) == (first, [f"parameter {PARAMETER}"])
     assert first in ct("amis").stdout
 

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalops.ec2 import estimate, prices
-from evalops.ec2.machines import Book, spending
+from evalops.ec2.machines import Book
 from evalops.ec2.prices import Prices, Quote, Step
+from evalops.fleet.spending import spending
 from evalworker.contract.documents import JobSpec, MachineRecord
 
 T0 = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)

@@ -1,5 +1,6 @@
 """What `ct fleet …` shows of a fleet that lies in a directory."""
 
+import json
 from datetime import timedelta
 from pathlib import Path
 
@@ -47,3 +48,28 @@ def test_what_a_model_or_a_task_wrote_cannot_drive_the_terminal(store: LocalStor
     assert shown.exit_code == 0, shown.output
     assert shown.output.count("pwned") == 3
     assert not {"\x1b", "\x07"} & set(shown.output)
+
+
+def test_lists_are_one_document_for_programs(store: LocalStorage) -> None:
+    (row,) = json.loads(CliRunner().invoke(fleet, ["list", "--json"]).stdout)["fleets"]
+    assert (row["fleet"], row["jobs"], row["samples"], row["backend"]) == (FLEET, 1, 1, "local")
+    assert FLEET in CliRunner().invoke(fleet, ["list"]).stdout
+
+
+def test_logs_of_ended_and_of_living_workers(store: LocalStorage, tmp_path: Path) -> None:
+    found = store.get(layout.manifest(FLEET))
+    work = tmp_path / "work"
+    manifest = Manifest.from_json(found.body).model_copy(update={"work_dir": str(work)})
+    store.replace(layout.manifest(FLEET), manifest.to_bytes(), found.etag)
+    store.put(f"{layout.worker_logs(FLEET)}ended.log", "".join(f"line {n}\n" for n in range(9)).encode())
+    (work / "living").mkdir(parents=True)
+    (work / "living" / "worker.log").write_text(f"{EVIL}\xff\n")
+    shown = CliRunner().invoke(fleet, ["logs", FLEET, "--lines", "2", "--json"])
+    assert json.loads(shown.stdout) == {
+        "fleet_id": FLEET,
+        "logs": [{"worker": "ended", "lines": ["line 7", "line 8"]}, {"worker": "living", "lines": [f"{EVIL}\xff"]}],
+    }
+    said = CliRunner().invoke(fleet, ["logs", FLEET, "--lines", "1"]).stdout
+    assert said.splitlines()[:2] == ["== ended", "line 8"] and "\x1b" not in said
+    absent = CliRunner().invoke(fleet, ["logs", FLEET, "--worker", "i-none"])
+    assert absent.exit_code == 2 and "has no log of a worker i-none" in absent.stderr

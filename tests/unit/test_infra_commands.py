@@ -188,4 +188,4 @@ def test_doctor_exit_code(monkeypatch: pytest.MonkeyPatch, state: Any, code: int
     assert ies("doctor").exit_code == code
     done = ies("doctor", "--json")
     assert done.exit_code == code
-    assert json.loads(done.stdout) == [{"name": "lanes", "state": state, "text": "none"}]
+    assert json.loads(done.stdout) == {"checks": [{"name": "lanes", "state": state, "text": "none"}]}

@@ -8,7 +8,7 @@ import click
 from botocore.exceptions import BotoCoreError, ClientError
 
 from evalops import hints, ui
-from evalops.batch import monitor, names, record, states, terminate
+from evalops.batch import names, record, states, terminate
 from evalops.commands.options import json_option, refused
 from evalops.commands.params import Duration
 from evalops.commands.status import print_survey
@@ -17,6 +17,7 @@ from evalops.infra.estate import Estate
 from evalops.logs import places
 from evalops.logs.metadata import Models
 from evalops.logs.survey import Survey, as_json, survey
+from evalops.monitor import monitor
 from evalops.settings import settings
 from evalworker import aws
 from evalworker.contract import layout

@@ -204,8 +204,7 @@ def amis(activate_id: str | None, as_json_: bool) -> None:
     used = amis_.uses(ec2, ssm, parameters, found)
     rows = [_row(one, used.get(one.image_id, [])) for one in found]
     if as_json_:
-        for row in rows:
-            ui.emit_json(row)
+        ui.emit_json({"images": rows})
         return
     columns = ["image", "architecture", "created", "state", "version", "commit", "GB", "sandboxes", "in use by"]
     shown = [

@@ -14,12 +14,12 @@ from evalops.commands.options import json_option
 from evalops.commands.params import RunId
 from evalops.ec2 import backend
 from evalops.ec2 import preflight as ec2_preflight
-from evalops.ec2.machines import Spending, spending
 from evalops.ec2.reaper import Reaper
 from evalops.fleet import look, preflight, takeover
 from evalops.fleet.ledger import JobState
 from evalops.fleet.ownership import controller_gone
 from evalops.fleet.request import Request
+from evalops.fleet.spending import Spending, spending
 from evalops.fleet.standing import WorkerRow
 from evalops.fleet.stream import Fenced
 from evalops.fleet.view import line_of, scores_text
@@ -72,8 +72,7 @@ def list_(limit: int, as_json_: bool) -> None:
     """List the newest fleets."""
     rows = [_list_row(*found) for found in look.fleets(_storage(), limit)]
     if as_json_:
-        for row in rows:
-            ui.emit_json(row)
+        ui.emit_json({"fleets": rows})
         return
     columns = ["fleet", "state", "outcome", "round", "jobs", "samples", "backend", "owner", "deadline"]
     ui.table(columns, [[row[column] for column in columns] for row in rows], right=["round", "jobs", "samples"])
@@ -335,11 +334,12 @@ def logs(fleet_id: str, worker: str | None, lines: int, as_json_: bool) -> None:
             found[path.parent.name] = path.read_bytes()[-lines * 400 :]
     if worker is not None and not found:
         ui.fail(f"the fleet {fleet_id} has no log of a worker {worker}: see ct fleet status {fleet_id}")
-    for name, body in sorted(found.items()):
-        text = body.decode("utf-8", "replace").splitlines()[-lines:]
-        if as_json_:
-            ui.emit_json({"worker": name, "lines": text})
-            continue
+    texts = {name: body.decode("utf-8", "replace").splitlines()[-lines:] for name, body in sorted(found.items())}
+    if as_json_:
+        logs_ = [{"worker": name, "lines": text} for name, text in texts.items()]
+        ui.emit_json({"fleet_id": fleet_id, "logs": logs_})
+        return
+    for name, text in texts.items():
         ui.say(f"== {name}")
         ui.say("\n".join(text))
 

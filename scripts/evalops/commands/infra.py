@@ -147,7 +147,7 @@ def doctor(as_json_: bool) -> None:
     """Say whether this shell can use the estate. Exit code 1 when something must be mended."""
     checks = infra_doctor.examine(settings.settings())
     if as_json_:
-        ui.emit_json([check.to_dict() for check in checks])
+        ui.emit_json({"checks": [check.to_dict() for check in checks]})
     else:
         ui.table(("check", "", "what"), [(check.name, check.state, check.text) for check in checks])
     if any(check.state == "fail" for check in checks):
@@ -174,6 +174,9 @@ def secrets_push(names: tuple[str, ...], env_file: Path) -> None:
         click.echo(f"pushed {name}")
 
 
+SECRET_COLUMNS = ("name", "parameter", "state", "changed")
+
+
 @secrets.command("list")
 @json_option
 def secrets_list(as_json_: bool) -> None:
@@ -185,9 +188,9 @@ def secrets_list(as_json_: bool) -> None:
         (s.name, s.parameter, "set" if s.is_set else "not set", stamp(s.changed) if s.changed else None) for s in found
     ]
     if as_json_:
-        ui.emit_json([dict(zip(("name", "parameter", "state", "changed"), row, strict=True)) for row in rows])
+        ui.emit_json({"secrets": [dict(zip(SECRET_COLUMNS, row, strict=True)) for row in rows]})
         return
-    ui.table(("name", "parameter", "state", "changed"), rows)
+    ui.table(SECRET_COLUMNS, rows)
 
 
 def _terraform(directory: Path | None) -> Terraform:

@@ -1,6 +1,6 @@
 """What a fleet on EC2 has that one of this machine has not: its pool and its topic, made from the manifest and the estate.
 
-Called by `evalops.fleet.submit` for whoever drives a fleet: at its start, at a resume, after an attach from anywhere.
+Called by `evalops.fleet.assemble` for whoever drives a fleet: at its start, at a resume, after an attach from anywhere.
 """
 
 from collections.abc import Callable

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from evalops.ec2.machines import Spending, spending
-from evalops.ec2.machines import read as read_book
 from evalops.fleet import standing
 from evalops.fleet.ledger import Ledger
 from evalops.fleet.ownership import controller_gone
+from evalops.fleet.spending import Spending, spending
+from evalops.fleet.spending import read as read_book
 from evalops.fleet.standing import Noted, WorkerRow
 from evalops.fleet.stream import read_events, read_newer
 from evalworker.contract import layout

@@ -15,9 +15,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 from evalops import ui
 from evalops.batch import logstream, names, states
 from evalops.batch.follow import Follower
-from evalops.batch.progress import ProgressLine
 from evalops.batch.record import Target, places
-from evalops.batch.results import LiveResults
+from evalops.monitor.progress import ProgressLine
+from evalops.monitor.results import LiveResults
 from evalworker import aws
 from evalworker.aws import Fault, ServiceError
 from evalworker.contract.documents import Manifest
