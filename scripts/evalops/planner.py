@@ -73,6 +73,7 @@ def plan(
     timeout_s: float = TIMEOUT_S,
     warn: Callable[[str], None] = lambda _: None,
     wish: shards.Wish | None = None,
+    boxes: Callable[[], str] = lambda: "",
 ) -> list[JobSpec]:
     """The jobs of a submission, model by model, in the order of the tasks; the shards of a task come before the job that merges them.
 
@@ -87,6 +88,7 @@ def plan(
         timeout_s: bound on the loading of all tasks, in seconds.
         warn: told of what is odd but no error.
         wish: which tasks are run in shards; None keeps all of them whole.
+        boxes: why Docker sandboxes cannot run where the jobs will, empty when they can; asked when a task needs them.
 
     Raises:
         PlanError: one sentence.
@@ -100,6 +102,7 @@ def plan(
     _check_found(specs, captured, folder)
     jobs = _jobs(captured, models, result_arguments)
     _check_jobs(jobs)
+    _check_boxes(captured, boxes)
     taken = {name for task in captured for name in task.args_full} | {name for task in captured for name in task.args}
     for name in sorted(set(arguments.get("task_args") or {}) - taken):
         warn(f"-T {name}: no task takes this argument, so it is ignored")
@@ -244,6 +247,13 @@ def _check_jobs(jobs: list[JobSpec]) -> None:
                 f"the task {job.task!r} with the model {job.model} was given {counts[job.job_id]} times: "
                 "each task, with its arguments and model, can be in a run only once"
             )
+
+
+def _check_boxes(captured: list[CapturedTask], boxes: Callable[[], str]) -> None:
+    """Without this, each sample of such a task would fail, and be tried again on every worker."""
+    names = list(dict.fromkeys(task.name for task in captured if task.boxed))
+    if names and (why := boxes()):
+        raise PlanError(f"the samples of {', '.join(names)} run in Docker sandboxes, but {why}")
 
 
 def _capture_in_child(

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from fleets import Fleet, check, prepare, run
 from inspect_ai.log import read_eval_log_sample_summaries
 
-from evalops.cli import ct
+from evalops.cli import ct, ies
 from evalworker.contract.ids import sample_key
 
 HOSTILE = [
@@ -327,6 +327,22 @@ def test_refused_with_one_line(case: str, here: Path) -> None:
     said = [text for text in result.output.splitlines() if text.startswith("Error")]
     assert len(said) == 1, result.output
     assert re.fullmatch(sentence, said[0]), said[0]
+
+
+def test_a_sandbox_without_docker_is_refused_before_anything_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "no docker").mkdir()
+    monkeypatch.setenv("PATH", str(here / "no docker"))
+    words = ("examples/arithmetic.py", "--model", "scripted/good", "--sandbox", "docker")
+    sentence = (
+        "Error: the samples of arithmetic run in Docker sandboxes, but there is no `docker` on this machine: install Docker "
+        "Engine and its Compose plugin; `ies sandbox check` says what this machine needs"
+    )
+    assert sentence in refused(here, *words).output.splitlines()
+    alone = CliRunner().invoke(ies, ["run", "local", *words], prog_name="ies")
+    assert (alone.exit_code, alone.output.splitlines()[-1]) == (2, sentence)
+    assert not (here / "logs" / "working").exists()
+    known = CliRunner().invoke(ct, ["run", "eval", *words, "--estimate"], prog_name="ct")
+    assert known.exit_code == 0, known.output
 
 
 def test_an_unwritable_root_is_found_before_anything_runs(here: Path) -> None:

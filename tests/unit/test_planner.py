@@ -286,6 +286,57 @@ def test_tasks_without_samples(folder: Path) -> None:
     assert sentence.startswith("the task 'second' has no samples")
 
 
+BOXES = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+
+def samples(*kinds):
+    return [Sample(input="hi", target="hi", sandbox=kind) for kind in kinds]
+
+@task
+def plain():
+    return Task(dataset=samples(None))
+
+@task
+def boxed():
+    return Task(dataset=samples(None, "local"), sandbox="docker")
+
+@task
+def by_sample():
+    return Task(dataset=samples("docker", "docker"))
+
+@task
+def some():
+    return Task(dataset=samples("docker", None))
+"""
+
+
+@pytest.mark.parametrize(
+    "names, sandbox, refused",
+    [
+        (["plain", "some"], None, None),
+        (["plain", "boxed", "by_sample", "some"], None, "boxed, by_sample"),
+        (["boxed", "by_sample"], "local", None),
+        (["plain"], "docker", "plain"),
+    ],
+)
+def test_tasks_whose_samples_all_need_docker_where_there_is_none(
+    folder: Path, names: list[str], sandbox: str | None, refused: str | None
+) -> None:
+    (folder / "boxes.py").write_text(BOXES)
+    call = {"tasks": [f"boxes.py@{name}" for name in names], "models": ["mockllm/model"], "result_arguments": {}}
+    call |= {"arguments": {"sandbox": sandbox} if sandbox else {}, "submit_dir": folder}
+    assert len(plan(**call)) == len(names)
+    assert len(plan(**call, boxes=lambda: "")) == len(names)
+    if refused is None:
+        assert len(plan(**call, boxes=lambda: "it is away")) == len(names)
+        return
+    with pytest.raises(PlanError) as caught:
+        plan(**call, boxes=lambda: "it is away")
+    assert caught.value.sentence == f"the samples of {refused} run in Docker sandboxes, but it is away"
+    assert caught.value.exit == 2
+
+
 def test_a_task_given_twice(folder: Path) -> None:
     assert "was given 2 times" in refusal(folder, "tasks.py", "tasks.py@second").sentence
     assert "was given 2 times" in refusal(folder, "tasks.py", models=["mockllm/a", "mockllm/a"]).sentence

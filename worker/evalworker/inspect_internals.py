@@ -106,6 +106,7 @@ class CapturedTask:
         sequence: its place among the tasks of one model, from 0; Inspect lists the models one after the other.
         ids: the ids of the selected samples in the dataset's order, where `capture` was asked for them.
         whole: why this task cannot be run in slices, empty if it can; the end of a sentence.
+        boxed: whether every sample runs in a Docker sandbox.
     """
 
     name: str
@@ -121,6 +122,7 @@ class CapturedTask:
     model_args: dict[str, Any] = field(default_factory=dict)
     ids: list[int | str] = field(default_factory=list)
     whole: str = ""
+    boxed: bool = False
 
 
 @dataclass(frozen=True)
@@ -328,7 +330,7 @@ def capture(arguments: dict[str, Any], *, ids: bool = False) -> list[CapturedTas
         Exception: whatever the user's code raises.
     """
     manifest, resolved = _resolve(arguments)
-    tasks = _captured(manifest)
+    tasks = [replace(task, boxed=_boxed(each)) for task, each in zip(_captured(manifest), resolved, strict=True)]
     if not ids:
         return tasks
     names = [each.task.name for each in resolved]
@@ -374,6 +376,14 @@ def _resolve(arguments: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
         if not manifest.exists():
             raise UnsupportedInspect("Inspect's eval_set no longer writes a capture manifest as Inspect Fleet expects")
         return json.loads(manifest.read_bytes()), resolved
+
+
+def _boxed(resolved: Any) -> bool:
+    """Whether every sample of a resolved task runs in a Docker sandbox. The task's own type stands above its samples'."""
+    if resolved.sandbox is not None:
+        return bool(resolved.sandbox.type == "docker")
+    kinds = {sample.sandbox.type if sample.sandbox else None for sample in resolved.task.dataset}
+    return kinds == {"docker"}
 
 
 def _selection(task: Any, arguments: dict[str, Any], names: list[str]) -> dict[str, Any]:

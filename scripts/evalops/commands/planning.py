@@ -5,8 +5,18 @@ from pathlib import Path
 
 from evalops import planner, shipping, ui
 from evalops.inspect_options import TypedArguments
+from evalops.sandbox.docker import DockerError, docker
 from evalops.shards import Wish
 from evalworker.contract.documents import JobSpec
+
+
+def no_docker() -> str:
+    """Why no Docker sandbox can run on this machine, empty when one can: a clause."""
+    try:
+        docker("version", "--format", "{{.Server.Version}}")
+    except DockerError as error:
+        return f"{error}; `ies sandbox check` says what this machine needs"
+    return ""
 
 
 def plan_jobs(
@@ -15,10 +25,11 @@ def plan_jobs(
     *,
     warn: Callable[[str], None] = lambda text: ui.note(f"warning: {text}"),
     wish: Wish | None = None,
+    here: bool = False,
 ) -> list[JobSpec]:
     """The jobs of the tasks and models, found by a process that can load them. Ends with a sentence when they cannot be run.
 
-    `wish`: how tasks are to be divided; None leaves them whole.
+    `wish`: how tasks are to be divided; None leaves them whole. `here`: the jobs will run on this machine, with its Docker.
     """
     try:
         return planner.plan(
@@ -31,6 +42,7 @@ def plan_jobs(
             path=luggage.import_path,
             warn=warn,
             wish=wish,
+            boxes=no_docker if here else lambda: "",
         )
     except planner.PlanError as error:
         raise ui.Failure(error.sentence, error.exit) from error

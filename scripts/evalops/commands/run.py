@@ -284,7 +284,8 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
         note("loading the tasks …")
     slots = _check_connections(options, request, resumed)
     wish = _wish(options, slots) if resumed is None else None  # in what shards a run goes on was decided at its start
-    jobs = plan_jobs(given, luggage, warn=note, wish=wish) if resumed is None or planned else resumed.jobs
+    here = target.estate is None and not options["estimate"]
+    jobs = plan_jobs(given, luggage, warn=note, wish=wish, here=here) if resumed is None or planned else resumed.jobs
     machines = _machines(options, target, request, jobs, resumed.machines if resumed else None)
     if options["estimate"]:
         _print_estimate(jobs, request, machines, target, options["json_output"])

@@ -52,7 +52,9 @@ def run_local(ctx: click.Context, run_id: str | None, force: bool, as_json_: boo
         os.environ.update(typed.environment)
         luggage = shipping.prepare(shipping.Wishes(), "local", settings().estate, Path.cwd())
         sys.path[:0] = [folder for folder in luggage.import_path if folder not in sys.path]
-        submission = local_run.Submission(typed.tasks, typed.models, typed.arguments, plan_jobs(typed, luggage))
+        submission = local_run.Submission(
+            typed.tasks, typed.models, typed.arguments, plan_jobs(typed, luggage, here=True)
+        )
         if manifest is not None:
             _check(manifest, submission, force)
         storage.probe()
