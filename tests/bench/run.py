@@ -26,7 +26,7 @@ DRAWING = HERE.parents[1] / "docs" / "bench.svg"
 QUIET = 0.5
 """Load average up to which the machine counts as having nothing else to do."""
 
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import draw  # noqa: E402
 from figures import Figure  # noqa: E402

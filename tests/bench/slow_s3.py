@@ -23,6 +23,8 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
+from ports import free_port
+
 STARTED_S = 60.0
 KEYS = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
 
@@ -113,9 +115,7 @@ def slow_s3(bucket: str, latency_s: float = 0.03, *, large: bool = False) -> Ite
 
     `large`: take the emulator that puts a gigabyte together within a client's patience; the other one answers faster.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         settings = {"BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "MINISTACK_HOST": "127.0.0.1", "TMPDIR": folder,
                     "SFTP_ENABLED": "0", "IOT_MTLS_ENABLED": "0", "DOCKER_HOST": "unix:///nonexistent", "LOG_LEVEL": "ERROR"}  # fmt: skip

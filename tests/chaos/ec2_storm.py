@@ -85,9 +85,9 @@ class Ec2Storm(Storm):
         try:
             end = time.monotonic() + 300
             following = float("inf")
-            while not self._ended():
-                assert self.controller is not None
-                check(self.controller.poll() is None, f"the controller ended: {self.tail()}")
+            assert self.controller is not None
+            while (status := self.controller.poll()) != 0:
+                check(status is None, f"the controller ended: {self.tail()}")
                 check(time.monotonic() < end, f"the fleet did not end: {self.tail()}")
                 if following == float("inf"):  # when the first boots all fail, a fleet ends: that is another test
                     following = time.monotonic() if '"type":"result"' in self._live() else following

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -11,11 +10,16 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+if str(Path(__file__).resolve().parents[1]) not in sys.path:
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from ports import free_port
+
 
 @contextlib.contextmanager
 def ministack() -> Iterator[str]:
     """S3 and SQS, fast; its URL."""
-    port = _free_port()
+    port = free_port()
     settings = {"BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "SFTP_ENABLED": "0"}
     with _serving([str(Path(sys.executable).parent / "ministack")], port, settings) as url:
         yield url
@@ -24,15 +28,9 @@ def ministack() -> Iterator[str]:
 @contextlib.contextmanager
 def moto() -> Iterator[str]:
     """S3, SQS and EC2; its URL."""
-    port = _free_port()
+    port = free_port()
     with _serving([str(Path(sys.executable).parent / "moto_server"), "-H", "127.0.0.1", "-p", str(port)], port) as url:
         yield url
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ as a program: `aws_emulator.py PORT RECORD_FILE` serves until it is killed.
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -141,9 +140,9 @@ class Emulator:
 
 def start(directory: Path) -> Emulator:
     """A fresh server on a free port of 127.0.0.1; its log and record are in `directory`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    from ports import free_port  # not above: as a program, this file is alone
+
+    port = free_port()
     record = directory / "calls.tsv"
     environ = os.environ | {
         "MOTO_AMIS_PATH": str(HERE / "data" / "amis.json"),

@@ -166,13 +166,8 @@ def _wait(self: Any, name: str, limit: float | None) -> tuple[int | None, bool]:
 
 
 def _vanished(name: str) -> bool:
-    """Whether a killed container is removed too, which takes the engine a moment: its host is lost then."""
-    end = time.monotonic() + 3
-    while time.monotonic() < end:
-        if not docker("ps", "--all", "--quiet", "--filter", f"name=^{name}$").strip():
-            return True
-        time.sleep(0.1)
-    return False
+    """Whether a container was killed to be removed, which the engine marks before it kills: its host is lost then."""
+    return docker("inspect", "--format", "{{.State.Status}}", name, check=False).strip() in ("", "removing")
 
 
 def _print(self: Any, name: str, group: str, stream: str) -> None:

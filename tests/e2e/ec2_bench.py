@@ -28,6 +28,8 @@ import boto3
 import docker_bench
 from docker_bench import docker
 
+from ports import free_port
+
 REGION = "us-east-1"
 NETWORK = "10.98.0.0/16"
 _third = itertools.count(os.getpid() % 200)  # several test processes at once, and what a killed one has left
@@ -48,13 +50,6 @@ DEBIAN_AMI = {
     "virtualization_type": "hvm",
     "hypervisor": "xen",
 }
-
-
-def free_port() -> int:
-    """A port of the loopback that nobody uses."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _text(body: bytes, tag: str) -> str:

@@ -4,7 +4,6 @@ No test here can reach a real account: the AWS configuration of whoever runs the
 """
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import pytest
 from emulators import REGION, Emulator
 
 from evalworker import aws
+from ports import free_port
 
 STARTED_S = 60.0
 """Before a server that does not answer counts as broken."""
@@ -31,12 +31,6 @@ def _answers(url: str) -> bool:
         return True
     except OSError:
         return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -66,7 +60,7 @@ def _server(name: str, command: list[str], port: int, log: Path, **environment: 
 @pytest.fixture(scope="session")
 def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
     """A running ministack."""
-    port = _free_port()
+    port = free_port()
     folder = tmp_path_factory.mktemp("ministack")
     settings = {
         "BIND_HOST": "127.0.0.1",
@@ -85,7 +79,7 @@ def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
 @pytest.fixture(scope="session")
 def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
     """A running moto server."""
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with _server("moto", command, port, tmp_path_factory.mktemp("moto") / "log") as running:
         yield running

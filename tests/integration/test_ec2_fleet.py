@@ -288,7 +288,7 @@ def test_two_ctrl_c_stop_the_fleet(world: World) -> None:
         fleet_id = fleet_id_of(watcher.events()) or ""
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
-        wait_for(lambda: "leaving the fleet running" in (process.stderr.readline() if process.stderr else ""))
+        assert any("leaving the fleet running" in line for line in iter(process.stderr.readline, ""))
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=fleets.PATIENCE_S)
     assert process.returncode == 130, err

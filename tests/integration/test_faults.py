@@ -84,7 +84,7 @@ def test_a_root_without_permission_ends_before_anything_starts(ministack: Emulat
 
 def test_sqs_that_is_away_for_a_while_loses_nothing(tmp_path: Path) -> None:
     """The queue's server stands still for a minute in mid-run; the stream goes on where it was."""
-    words = (ARITHMETIC, "--model", "scripted/good", "-M", "latency=0.5", "--max-workers", "1")
+    words = (ARITHMETIC, "-T", "n=60", "--model", "scripted/good", "-M", "latency=0.5", "--max-workers", "1")
     with fleets.started(tmp_path, *words, "--concurrency-per-worker", "2", "--slots", "1") as (process, watcher):
         watcher.wait(lambda events: sum(event["type"] == "result" for event in events) >= 2)
         servers = _queue_servers(process.pid)
@@ -98,7 +98,7 @@ def test_sqs_that_is_away_for_a_while_loses_nothing(tmp_path: Path) -> None:
     fleet = fleets.ended(tmp_path, process.returncode, out, err)
     assert fleet.code == 0, fleet.err
     fleets.check(fleet)
-    assert fleet.summary["samples"] == {"total": 20, "completed": 20, "errored": 0}
+    assert fleet.summary["samples"] == {"total": 60, "completed": 60, "errored": 0}
 
 
 def _queue_servers(controller: int) -> list[int]:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from fleets import Fleet, check, environment, prepare, run
 from inspect_ai.log import EvalLog, read_eval_log, read_eval_log_sample_summaries
 
 from evalworker.contract.ids import sample_key
+from ports import free_port
 
 PUBLIC = [f"inspect_evals/agent_threat_bench_{name}" for name in ("memory_poison", "autonomy_hijack", "data_exfil")]
 MODELS = ["--model", "scripted/refuse", "--model", "scripted/comply"]
@@ -109,9 +109,7 @@ def test_one_log_per_task_and_model_that_inspect_reads(everyday: Fleet) -> None:
 @contextmanager
 def viewer(folder: Path, logs: Path) -> Iterator[str]:
     """`inspect view` on loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [str(Path(sys.executable).with_name("inspect")), "view", "--host", "127.0.0.1", "--port", str(port)]
     process = subprocess.Popen(
         [*command, "--log-dir", str(logs)],

@@ -41,7 +41,7 @@ def test_the_deadline_stops_a_fleet(folder: Path) -> None:
 
 
 def test_a_job_over_its_timeout_is_tried_again_from_what_it_had(folder: Path) -> None:
-    arguments = ("-T", "n=5", "-M", "hang=Question 3.", "--job-timeout", "8s")
+    arguments = ("-T", "n=5", "-M", "hang=Question 3.", "--job-timeout", "12s")
     fleet = fleets.run(folder, ARITHMETIC, *GOOD, *arguments)
     fleets.check(fleet)
     end = fleet.done("arithmetic")
@@ -55,7 +55,7 @@ def test_a_job_over_its_timeout_is_tried_again_from_what_it_had(folder: Path) ->
 
 def test_a_budget_stops_a_fleet_and_belongs_to_all_rounds_of_the_run(folder: Path) -> None:
     in_flight = 3
-    arguments = ("-T", "n=12", "-M", "latency=3", "--concurrency-per-worker", str(in_flight), *GOOD)
+    arguments = ("-T", "n=12", "-M", "latency=6", "--concurrency-per-worker", str(in_flight), *GOOD)
     priced = ("--model-cost-config", "prices.yaml")
     fleet = fleets.run(folder, ARITHMETIC, *arguments, *priced, "--budget", "0.03")
     stopped(fleet, "the budget is spent: $0.0")

@@ -19,7 +19,7 @@ def make_queue(emulator: Emulator, **attributes: str) -> Queue:
     return Queue(client, client.create_queue(QueueName=f"q-{uuid.uuid4().hex}", Attributes=attributes)["QueueUrl"])
 
 
-def receive_one(queue: Queue, wait_s: int = 5) -> Any:
+def receive_one(queue: Queue, wait_s: int = 10) -> Any:
     found = queue.receive(1, wait_s)
     assert found, "no message came"
     return found[0]
@@ -84,12 +84,12 @@ def test_given_back_it_is_delivered_again_with_a_higher_count(queue: Queue) -> N
 
 
 def test_visibility_ends_and_extension_prolongs_it(emulator: Emulator) -> None:
-    queue = make_queue(emulator, VisibilityTimeout="1")
+    queue = make_queue(emulator, VisibilityTimeout="4")
     queue.send(["short", "long"])
     got = {message.body: message for message in queue.receive(10, 2)}
     assert set(got) == {"short", "long"}
     assert queue.extend([got["long"].receipt], 60) == set()
-    assert receive_one(queue).body == "short"  # comes back after its second
+    assert receive_one(queue).body == "short"  # comes back after its time
     assert queue.receive(10, 0) == []  # and the other one does not
 
 
@@ -150,7 +150,7 @@ def test_a_long_poll_ends_when_a_message_comes(queue: Queue) -> None:
 
 
 def test_a_delayed_message_comes_later(queue: Queue) -> None:
-    queue.send(["later"], delay_s=1)
+    queue.send(["later"], delay_s=4)
     assert queue.receive(1, 0) == []
     assert queue.counts().delayed == 1
     assert receive_one(queue).body == "later"

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
 
+from ports import free_port
+
 
 def test_the_viewer_lists_the_file(tmp_path: Path) -> None:
     """A file with any name, in a directory with others, is the one log that the viewer shows."""
@@ -22,9 +23,7 @@ def test_the_viewer_lists_the_file(tmp_path: Path) -> None:
     (log,) = eval(task, model="scripted/good", log_dir=str(tmp_path / "logs"), display="none")
     file = tmp_path / "job.eval"
     Path(log.location.removeprefix("file://")).rename(file)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "evalops", "ies", "view", str(file), "--port", str(port)]
     viewer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     try:

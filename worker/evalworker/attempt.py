@@ -206,7 +206,7 @@ class Attempt:
             process.stop()
         try:
             try:
-                self._follow(process, started)
+                self._follow(process)
             finally:  # whatever went wrong here, no job runs on unseen
                 status = self.worker.launcher.finish(process)
                 self._ended_itself = status is not None and status >= 0
@@ -281,9 +281,10 @@ class Attempt:
             secrets=tuple(self.manifest.secrets),
         )
 
-    def _follow(self, process: JobProcess, started: float) -> None:
-        """Pass on what the job says until its process is gone."""
+    def _follow(self, process: JobProcess) -> None:
+        """Pass on what the job says until its process is gone. What it took to start one is not of the job's time."""
         timeout = self.worker.control.limits.job_timeout_s
+        started = time.monotonic()
         open_: list[Any] = [process.pipe, process.output]
         while True:
             ready = wait([*open_, process.sentinel], timeout=1.0)
