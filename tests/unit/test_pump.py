@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from evalops.fleet import pump as module
 from evalops.fleet.pump import AHEAD, RECEIVE_MOST, RECEIVERS, Pump
 from evalworker.queues import QueueError, Received
 
@@ -73,6 +74,20 @@ def test_every_message_is_taken_once_and_deleted_in_full_batches(pumps: list[Pum
     assert sorted(source.deleted) == sorted(found)
     assert set(source.batches) == {RECEIVE_MOST}
     assert len(source.asked) > 1, "one thread did all the work"
+
+
+def test_nothing_is_taken_while_too_much_is_to_be_deleted(pumps: list[Pump], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEHIND", 3)
+    source = Source(100)
+    pumps.append(pump := Pump(source))
+    found = taken(pump, 100)
+    source.put(1)
+    with source.lock:  # no call of the queue gets on
+        pump.delete(found)
+        assert pump.take() == ([], False)
+    pump.flush()
+    assert taken(pump, 1) == ["late0"]
+    assert len(source.deleted) == 100
 
 
 def test_while_nothing_comes_one_thread_asks(pumps: list[Pump]) -> None:

@@ -1,7 +1,8 @@
 """Threads between the events queue and the controller: several receive, several delete, so that one loop keeps up with a large fleet.
 
 Used by the inbox alone. Nothing here knows what a message is. While little comes one thread asks the queue and the others wait; they
-help as soon as answers come well filled. What has been received and not been taken is bounded, so a slow controller stops asking.
+help as soon as answers come well filled. What has been received and not been taken is bounded, so a slow controller stops asking, and so
+is what is to be deleted, so that messages which wait for that do not pile up, or come again.
 """
 
 import queue
@@ -29,6 +30,12 @@ DELETERS = 6
 
 AHEAD = 100
 """Answers that may wait for the controller."""
+
+BEHIND = 3000
+"""Calls that may wait to delete messages. With more, nothing is taken until they get on."""
+
+BREATH_S = 0.1
+"""For them, before one looks again."""
 
 AT_ONCE = 500
 """Messages that the controller takes in one turn of its loop: it has other duties."""
@@ -60,9 +67,15 @@ class Pump:
     # Receiving
 
     def take(self, wait_s: float = 2 * RECEIVE_WAIT_S) -> tuple[list[Received], bool]:
-        """What has come, and whether that is all there was; waits for the first answer. Raises what asking the queue has raised."""
+        """What has come, and whether that is all there was; waits for the first answer. Raises what asking the queue has raised.
+
+        Nothing, and that is not all, while too much is still to be deleted.
+        """
         if not self._threads:
             self._start()
+        if len(self._deleting) > BEHIND and sum(not call.done() for call in self._deleting) > BEHIND:
+            self._over.wait(BREATH_S)
+            return [], False
         found: list[Received] = []
         heard_all = False  # no answer at all says nothing
         while len(found) < AT_ONCE:
