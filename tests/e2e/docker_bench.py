@@ -89,6 +89,7 @@ def _bootstrap(archive: Path) -> None:
         for path in (root / "var/cache/apt/archives").glob("*.deb"):
             path.unlink()
         ours = Path("/usr/local/share/ca-certificates")
+        (root / "usr/local/share/ca-certificates").mkdir(parents=True, exist_ok=True)
         for certificate in ours.glob("*.crt"):
             shutil.copy(certificate, root / "usr/local/share/ca-certificates")
         if Path("/etc/ssl/certs/ca-certificates.crt").exists():
