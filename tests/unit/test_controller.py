@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from evalops.fleet import fleet as module
-from evalops.fleet import inbox, job_ends, lanes, stream, takeover
+from evalops.fleet import heartbeat, inbox, job_ends, lanes, stream, takeover
 from evalops.fleet.assemble import fleet_start
 from evalops.fleet.controller import Controller
-from evalops.fleet.fleet import Fleet, Plan
+from evalops.fleet.fleet import Due, Fleet, Plan
 from evalops.fleet.guards import Verdict
 from evalops.fleet.ledger import Ledger
 from evalops.fleet.stream import EventStream
@@ -28,7 +28,7 @@ from evalworker.contract.failures import Category
 from evalworker.contract.ids import digest_of_keys, sample_key
 from evalworker.contract.messages import AttemptDone, Job, SampleCounts, SampleDone, read_from_worker
 from evalworker.contract.wire import now
-from evalworker.queues import Counts, QueueError, Received
+from evalworker.queues import Counts, QueueError, Received, SendFailed
 from evalworker.storage import LocalStorage, StorageError
 
 FLEET = "2026-11-29-14-05-33-1a2b3c4d"
@@ -160,6 +160,45 @@ def test_an_unreadable_dead_letter_is_kept_aside(controller: Controller) -> None
     controller.dispatch.read_dead_letters()
     (kept,) = controller.fleet.storage.list(f"{FLEET}/unreadable/")
     assert controller.fleet.storage.get(kept.key).body == b"{nothing"
+
+
+def test_what_is_due_is_sent_in_one_call_and_what_could_not_be_sent_again(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two thousand jobs are released by their canary at once: a call for each would keep the controller from saying that it lives."""
+    calls: list[list[str]] = []
+    refused: list[str] = []
+
+    def send(bodies: list[str], delay_s: int = 0) -> None:
+        calls.append(bodies)
+        if len(calls) == 1:
+            refused.extend(bodies[3:5])
+            raise SendFailed("throttled", unsent=refused)
+
+    monkeypatch.setattr(controller.fleet.jobs, "send", send)
+    for attempt in range(1, 8):
+        message = Job(fleet_id=FLEET, round=2, job_id=JOB, attempt=attempt)
+        controller.fleet.due.append(Due(0.0, message))
+    controller.fleet.due.append(Due(time.monotonic() + 3600, Job(fleet_id=FLEET, round=2, job_id=JOB, attempt=9)))
+    for _ in range(3):
+        controller.dispatch.cycle()
+    assert [len(bodies) for bodies in calls] == [7, 2]
+    assert calls[1] == refused
+    assert [due.message.attempt for due in controller.fleet.due] == [9]
+
+
+def test_who_reads_a_long_stream_gives_signs_of_life_and_undoes_nobodys_word(controller: Controller) -> None:
+    fleet = controller.fleet
+    before = fleet.control.beat
+    heartbeat.still_here(fleet)
+    stored = Control.from_json(fleet.storage.get(layout.control(FLEET)).body)
+    assert stored.beat > before and stored == fleet.control
+    stop = stored.model_copy(update={"state": "stopping"})
+    fleet.storage.replace(layout.control(FLEET), stop.to_bytes(), fleet.control_etag)
+    heartbeat.still_here(fleet)
+    assert Control.from_json(fleet.storage.get(layout.control(FLEET)).body).state == "stopping"
+    controller.heartbeat.beat()
+    assert controller.heartbeat.asked_to_stop
 
 
 def completed(**more: Any) -> str:

@@ -339,6 +339,10 @@ def test_exceptions_of_libraries(type_name: str, message: str, status: int | Non
             "RetryError(<Future at 0x7f4a state=finished raised RateLimitError>)",
             "RateLimitError",
         ),
+        ("", "AuthenticationError('Error code: 401')", "AuthenticationError"),
+        ("", "RetryError(<Future at 0x7f4a state=finished raised RateLimitError>)", "RateLimitError"),
+        ("", "print(1) has failed", ""),
+        ("", "no exception", ""),
     ],
 )
 def test_type_of_a_traceback(traceback_text: str, message: str, type_name: str) -> None:

@@ -59,6 +59,23 @@ def test_an_estate_without_lanes_says_so(store: LocalStorage) -> None:
         lanes.take(store, FLEETS[0], "me", LATER)
 
 
+@pytest.mark.parametrize("endpoint", [None, "http://127.0.0.1:9"])
+def test_who_has_ended_a_round_does_not_give_away_the_lane_of_the_next(
+    store: LocalStorage, endpoint: str | None
+) -> None:
+    """The next round of a run may have taken the lane anew while the controller of the last one still cleaned up."""
+    lane = Lane(name="lane-00", jobs="j", events="e", dead="d", endpoint=endpoint)
+    first = lanes.register(store, lane, FLEETS[0], "me", LATER)
+    assert lanes.held(store, first)
+    second = lanes.register(store, lane, FLEETS[0], "me", LATER + timedelta(minutes=1))
+    assert not lanes.held(store, first)
+    lanes.release(store, first)
+    assert lanes.find(store, FLEETS[0]) == second
+    lanes.release(store, second)
+    assert lanes.find(store, FLEETS[0]) is None
+    assert not lanes.held(store, second)
+
+
 def test_a_released_lane_is_free_again(store: LocalStorage) -> None:
     estate(store, 1)
     lane = lanes.take(store, FLEETS[0], "me", LATER)

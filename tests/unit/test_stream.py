@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalops.fleet.stream import STORE_AFTER_S, STORE_BYTES, EventStream, Fenced, read_events
+from evalops.fleet.stream import READERS, STORE_AFTER_S, STORE_BYTES, EventStream, Fenced, read_events
 from evalworker.contract import layout
-from evalworker.storage import LocalStorage, StorageError
+from evalworker.storage import LocalStorage, StorageError, Stored
 
 FLEET = "2026-11-29-14-05-33-1a2b3c4d"
 
@@ -195,3 +195,35 @@ def test_nothing_stored_is_lost_and_numbers_have_no_gap(
     assert [event["text"] for event in events] == stored + pending
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     stream.close()
+
+
+def test_many_segments_are_read_ahead_and_come_in_order(store: LocalStorage, tmp_path: Path) -> None:
+    stream = opened(store, tmp_path / "events.jsonl")
+    for number in range(5 * READERS):
+        stream.append([warning(str(number))])
+        stream.store()
+    told = iter(read_events(store, FLEET))
+    assert [next(told)["text"] for _ in range(3)] == ["0", "1", "2"]
+    told.close()  # type: ignore[attr-defined]
+    assert [event["text"] for event in read_events(store, FLEET)] == [str(number) for number in range(5 * READERS)]
+
+
+def test_a_segment_that_cannot_be_read_is_an_error_after_those_before_it(
+    store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = opened(store, tmp_path / "events.jsonl")
+    for number in range(4):
+        stream.append([warning(str(number))])
+        stream.store()
+    get = store.get
+
+    def refuse(key: str) -> Stored:
+        if key == layout.segment(FLEET, 3):
+            raise StorageError("the store is away")
+        return get(key)
+
+    monkeypatch.setattr(store, "get", refuse)
+    told = read_events(store, FLEET)
+    assert [next(told)["text"], next(told)["text"]] == ["0", "1"]
+    with pytest.raises(StorageError):
+        next(told)

@@ -24,7 +24,7 @@ from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Manifest
 from evalworker.contract.wire import now
 from evalworker.queues import QueueError
-from evalworker.storage import Denied, LocalStorage, StorageError
+from evalworker.storage import Changed, Denied, LocalStorage, StorageError
 
 FLEET = "2026-11-29-14-05-33-1a2b3c4d"
 SETTINGS = Settings(root="/somewhere", bucket=None, estate="default", owner="me")
@@ -95,8 +95,8 @@ def test_a_run_is_resumed_with_its_own_jobs() -> None:
     assert "other arguments" in sentence(lambda: preflight.check_same(manifest(spec(1)), [spec(3)]))
 
 
-def owned(store: LocalStorage, **changes: Any) -> None:
-    lane = Lane(name="l", jobs="j", events="e", dead="d", endpoint="http://127.0.0.1:9")
+def owned(store: LocalStorage, endpoint: str | None = None, **changes: Any) -> None:
+    lane = Lane(name="l", jobs="j", events="e", dead="d", endpoint=endpoint)
     lanes.register(store, lane, FLEET, changes.pop("owner", "me"), changes.pop("until", now() + timedelta(hours=1)))
     store.put(layout.manifest(FLEET), manifest(spec(1), spec(2)).to_bytes())
     store.put(layout.control(FLEET), control(**changes).to_bytes())
@@ -107,6 +107,93 @@ def test_the_same_jobs_are_not_paid_for_twice(store: LocalStorage) -> None:
     said = sentence(lambda: preflight.check_not_running(store, [spec(2), spec(1)], SETTINGS))
     assert f"ct fleet status {FLEET}" in said
     assert "--new-fleet" in said
+
+
+DEAD_PORT = "http://127.0.0.1:9"
+
+
+def before_the_reboot(host: str | None = None) -> str:
+    """A controller's name, of this machine: its process is no more."""
+    return f"{host or socket.gethostname()}:{2**22 + 1}"
+
+
+def test_a_fleet_that_a_reboot_has_ended_hinders_nobody(store: LocalStorage) -> None:
+    owned(store, DEAD_PORT, controller=before_the_reboot())
+    preflight.check_not_running(store, [spec(1), spec(2)], SETTINGS)
+    sight = look.look(store, FLEET)
+    assert "its queues have gone" in (sight.waiting_for or "")
+    assert f"`ct run eval --run-id {FLEET}` goes on" in (sight.waiting_for or "")
+    said = sentence(lambda: takeover.attach(SETTINGS, store, request.Request(), manifest(spec(1), spec(2))))
+    assert "has lost its queues" in said and f"--run-id {FLEET} runs again what did not complete" in said
+
+
+def test_of_a_fleet_on_another_machine_nothing_is_known(store: LocalStorage) -> None:
+    long_ago = now() - timedelta(hours=1)
+    owned(store, DEAD_PORT, controller=before_the_reboot("elsewhere"), beat=long_ago)
+    assert "is running the same jobs" in sentence(
+        lambda: preflight.check_not_running(store, [spec(1), spec(2)], SETTINGS)
+    )
+    assert "ct fleet attach" in (look.look(store, FLEET).waiting_for or "")
+
+
+def ended(store: LocalStorage, **changes: Any) -> Manifest:
+    """A run whose first round has ended with nothing completed."""
+    stored = manifest(spec(1), spec(2))
+    store.put(layout.manifest(FLEET), stored.to_bytes())
+    store.put(layout.control(FLEET), control(state="ended", **changes).to_bytes())
+    return stored
+
+
+def test_of_two_resumes_the_one_that_goes_on_has_its_own_manifest(
+    store: LocalStorage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stored = ended(store)
+    begun: list[Manifest] = []
+    monkeypatch.setattr(submit, "_begin", lambda *words: begun.append(words[3]))
+
+    def resume(code: str) -> None:
+        submit.resume(SETTINGS, store, request.Request(), stored, {"submit_dir": code})
+
+    ours = store.replace
+
+    def other_first(key: str, body: bytes, etag: str) -> str:
+        """Somebody resumes the run right before we claim it."""
+        monkeypatch.setattr(store, "replace", ours)
+        resume("theirs")
+        return store.replace(key, body, etag)
+
+    monkeypatch.setattr(store, "replace", other_first)
+    with pytest.raises(Changed):
+        resume("ours")
+    found = Manifest.from_json(store.get(layout.manifest(FLEET)).body)
+    assert ([one.submit_dir for one in begun], found.submit_dir) == (["theirs"], "theirs")
+    assert Control.from_json(store.get(layout.control(FLEET)).body).round == 2
+
+
+def test_a_resume_waits_for_the_controller_that_still_ends_the_last_round(
+    store: LocalStorage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    living = subprocess.Popen(["sleep", "60"])
+    lane = Lane(name="lane-00", jobs="j", events="e", dead="d")
+    taken = lanes.register(store, lane, FLEET, "me", now() + timedelta(hours=1))
+    stored = ended(store, controller=f"{socket.gethostname()}:{living.pid}")
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        assert not begun
+        waits.append(seconds)
+        if len(waits) == 3:
+            lanes.release(store, taken)
+
+    begun: list[Any] = []
+    monkeypatch.setattr(submit.time, "sleep", sleep)
+    monkeypatch.setattr(submit, "_begin", lambda *words: begun.append(words))
+    submit.resume(SETTINGS, store, request.Request(), stored, {})
+    living.kill()
+    living.wait()
+    assert (len(waits), len(begun)) == (3, 1)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ Who re-queues what is said in design, section 5.
 """
 
 import time
+from collections.abc import Iterable
 
 from evalops.fleet import job_ends, placement
 from evalops.fleet.fleet import Due, Fleet
@@ -14,6 +15,10 @@ from evalops.fleet.recovery import LostMessages
 from evalworker.contract.failures import Category
 from evalworker.contract.messages import Job
 from evalworker.contract.wire import Unreadable
+from evalworker.queues import SendFailed
+
+SEND_AT_ONCE = 500
+"""Messages that are sent in one turn of the controller's loop, in calls of ten: it has other duties."""
 
 DEAD_LETTERS_S = 10.0
 """Between two looks into the dead letters."""
@@ -77,11 +82,23 @@ class Dispatch:
             self.schedule(job, 0)
         for job in self._merges.release():
             self._begin_merge(job)
-        for due in [due for due in fleet.due if due.at <= time.monotonic()]:
-            with fleet.surviving("the job queue"):
-                fleet.jobs.send([due.message.to_json()])
-                fleet.due.remove(due)
-                fleet.watch.happened(time.monotonic())
+        due = {each.message.to_json(): each for each in fleet.due if each.at <= time.monotonic()}
+        bodies = list(due)[:SEND_AT_ONCE]
+        if not bodies:
+            return
+        with fleet.surviving("the job queue"):
+            try:
+                fleet.jobs.send(bodies)
+            except SendFailed as error:
+                self._have_been_sent(due[body] for body in set(bodies) - set(error.unsent))
+                raise
+            self._have_been_sent(due[body] for body in bodies)
+
+    def _have_been_sent(self, sent: Iterable[Due]) -> None:
+        gone = {id(each) for each in sent}
+        if gone:
+            self._fleet.due[:] = [each for each in self._fleet.due if id(each) not in gone]
+            self._fleet.watch.happened(time.monotonic())
 
     def _begin_merge(self, job: JobState) -> None:
         """Send a merge; without a single log to merge it fails as its shards did."""

@@ -229,9 +229,9 @@ class FleetEnding:
         return f"{counts} samples completed" + (f"; {verdict.reason}" if verdict.reason else "")
 
     def _owns_lane(self) -> bool:
-        """Whether the lane is this fleet's for certain: past the deadline another may have taken it."""
+        """Whether the lane is ours for certain: past the deadline another fleet may have taken it, or the next round of this one."""
         with self._fleet.surviving("the lane"):
-            return lanes.find(self._fleet.storage, self._fleet.fleet_id) is not None
+            return lanes.held(self._fleet.storage, self._fleet.lane)
         return False
 
     def _empty_lane(self) -> None:

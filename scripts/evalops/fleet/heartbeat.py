@@ -4,8 +4,11 @@
 that this one has been displaced.
 """
 
+import contextlib
+
 from evalops.fleet.fleet import Fleet
 from evalops.fleet.stream import Fenced
+from evalworker.aws import ServiceError
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, ControlState
 from evalworker.contract.wire import now
@@ -13,6 +16,16 @@ from evalworker.storage import Changed
 
 BEAT_S = 10.0
 """Between two signs of life in control.json."""
+
+
+def still_here(fleet: Fleet) -> None:
+    """A sign of life of one who has claimed a fleet and still reads its stream. What others have written is for the first beat."""
+    control = fleet.control.model_copy(update={"beat": now()})
+    with contextlib.suppress(ServiceError, Changed):
+        fleet.control_etag = fleet.storage.replace(
+            layout.control(fleet.fleet_id), control.to_bytes(), fleet.control_etag
+        )
+        fleet.control = control
 
 
 class Heartbeat:

@@ -54,6 +54,21 @@ def find(storage: Storage, fleet_id: str) -> Lane | None:
     return next((lane for lane, _ in lanes(storage) if lane.fleet_id == fleet_id), None)
 
 
+def held(storage: Storage, lane: Lane) -> bool:
+    """Whether a lane is still what its fleet took. A later round of the same fleet has taken it anew, with a deadline of its own."""
+    if not lane.name:
+        return False
+    try:
+        found = Lane.from_json(storage.get(layout.lane(lane.name)).body)
+    except Missing:
+        return False
+    return _same(found, lane)
+
+
+def _same(one: Lane, other: Lane) -> bool:
+    return (one.name, one.fleet_id, one.until) == (other.name, other.fleet_id, other.until)
+
+
 def answers(lane: Lane) -> bool:
     """Whether a lane's queues can be reached: those of this machine end with it, and then nothing listens."""
     try:
@@ -106,10 +121,11 @@ def take(
 def release(storage: Storage, lane: Lane) -> None:
     """Give a lane back, if it is still ours; one made for this fleet alone is removed."""
     if lane.endpoint is not None:
-        storage.delete(layout.lane(lane.name))
+        if held(storage, lane):
+            storage.delete(layout.lane(lane.name))
         return
     for found, etag in lanes(storage):
-        if found.name == lane.name and found.fleet_id == lane.fleet_id:
+        if _same(found, lane):
             free = found.model_copy(update={"fleet_id": None, "owner": "", "until": None})
             try:
                 storage.replace(layout.lane(lane.name), free.to_bytes(), etag)

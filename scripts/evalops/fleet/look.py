@@ -9,11 +9,12 @@ from typing import Any
 
 from evalops.fleet import standing
 from evalops.fleet.ledger import Ledger
-from evalops.fleet.ownership import controller_gone
+from evalops.fleet.ownership import controller_gone, lost
 from evalops.fleet.spending import Spending, spending
 from evalops.fleet.spending import read as read_book
 from evalops.fleet.standing import Noted, WorkerRow
 from evalops.fleet.stream import read_events, read_newer
+from evalops.hints import resume
 from evalworker.contract import layout
 from evalworker.contract.documents import Control, MachineBook, Manifest
 from evalworker.contract.ids import BadId, check_run_id
@@ -23,13 +24,14 @@ from evalworker.storage import Missing, Storage
 
 @dataclass
 class Sight:
-    """A fleet as it stands in storage."""
+    """A fleet as it stands in storage. `lost`: it was of one machine, and its queues have gone with it."""
 
     manifest: Manifest
     control: Control
     ledger: Ledger
     noted: Noted = field(default_factory=Noted)
     book: MachineBook | None = None
+    lost: bool = False
 
     @property
     def workers(self) -> dict[str, WorkerRow]:
@@ -81,6 +83,8 @@ class Sight:
         """One phrase that says why nothing happens, None when something does or all has ended."""
         if self.control.state == "ended":
             return None
+        if self.lost:
+            return f"nothing any more, its queues have gone: `{resume(self.manifest.fleet_id, self.manifest.backend)}` goes on"
         if self.state == "unattended":
             return f"no controller for {self.beat_age_s:.0f} s: `ct fleet attach {self.manifest.fleet_id}` drives it on"
         if self.state == "past its deadline":
@@ -116,6 +120,7 @@ def look(storage: Storage, fleet_id: str) -> Sight:
     for event in events:
         sight.ledger.replay(event)
         sight.noted.note(event, datetime.fromisoformat(event["ts"]))
+    sight.lost = sight.state == "unattended" and lost(storage, control)
     return sight
 
 

@@ -48,6 +48,19 @@ def runs_on(storage: Storage, control: Control) -> bool:
     return lane.endpoint is None or lanes.answers(lane)
 
 
+def lost(storage: Storage, control: Control) -> bool:
+    """Whether nothing is left of a fleet that nobody drives: it has no lane, or its queues were on this machine and have gone.
+
+    Of queues on another machine's loopback nothing is known here. Raises StorageError.
+    """
+    if control.state == "ended" or not controller_gone(control):
+        return False
+    lane = lanes.find(storage, control.fleet_id)
+    if lane is None or lane.endpoint is None:
+        return lane is None
+    return control.controller.rpartition(":")[0] == socket.gethostname() and not lanes.answers(lane)
+
+
 def _is_dead(controller: str) -> bool:
     """Whether a controller of this machine has gone; of another machine nothing is known."""
     host, _, pid = controller.rpartition(":")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evalops.fleet import lanes
+from evalops.fleet.ownership import lost
 from evalops.hints import at_root
 from evalops.settings import Settings
 from evalops.ui import EXIT_USAGE, fail
@@ -92,7 +93,9 @@ def check_not_running(storage: Storage, jobs: list[JobSpec], settings: Settings)
             control = Control.from_json(storage.get(layout.control(lane.fleet_id)).body)
         except (Missing, Unreadable):
             continue
-        if control.state == "running" and {spec.job_id for spec in wholes(manifest.jobs)} == wanted:
+        if control.state != "running" or {spec.job_id for spec in wholes(manifest.jobs)} != wanted:
+            continue
+        if not lost(storage, control):  # as one of this machine is after a reboot
             watch = at_root(f"ct fleet status {lane.fleet_id}", settings.bucket)
             fail(
                 f"the fleet {lane.fleet_id} is running the same jobs: watch it with `{watch}`, or add --new-fleet to run them again"

@@ -16,9 +16,10 @@ from evalops.fleet import lanes
 from evalops.fleet.assemble import fleet_folder, fleet_of, fleet_start
 from evalops.fleet.controller import Controller
 from evalops.fleet.guards import over_budget
+from evalops.fleet.heartbeat import BEAT_S, still_here
 from evalops.fleet.ledger import Ledger
 from evalops.fleet.merges import at_once
-from evalops.fleet.ownership import controller_name, refuse_if_driven
+from evalops.fleet.ownership import controller_gone, controller_name, refuse_if_driven
 from evalops.fleet.request import Request, budgeted, inherited, limits_of, workers_of
 from evalops.fleet.stream import EventStream
 from evalops.fleet.takeover import attach, close_abandoned
@@ -31,10 +32,13 @@ from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec, Lane, Machines, Manifest
 from evalworker.contract.ids import new_run_id
 from evalworker.contract.wire import now
-from evalworker.storage import Changed, Storage
+from evalworker.storage import Changed, Storage, Stored
 
 LANE_WAIT_S = 15.0
 """Between two looks for a free lane."""
+
+RELEASE_LOOK_S = 1.0
+"""Between two looks whether a run's last round has given back its lane."""
 
 
 def start(
@@ -98,7 +102,9 @@ def resume(
     """
     stored = storage.get(layout.control(manifest.fleet_id))
     control = Control.from_json(stored.body)
-    if control.state != "ended":
+    if control.state == "ended":
+        _wait_for_release(storage, control)
+    else:
         refuse_if_driven(manifest.fleet_id, control)
         lane = lanes.find(storage, manifest.fleet_id)
         if lane is not None and lanes.answers(lane):
@@ -131,9 +137,32 @@ def resume(
     )
     manifest = manifest.model_copy(update=shipped)
     shipping.check_no_secret(manifest)
-    storage.put(layout.manifest(manifest.fleet_id), manifest.to_bytes())
-    etag = storage.replace(layout.control(manifest.fleet_id), control.to_bytes(), stored.etag)
+    etag = _next_round(storage, manifest, control, stored)
     return _begin(settings, storage, request, manifest, control, etag, ledger)
+
+
+def _next_round(storage: Storage, manifest: Manifest, control: Control, before: Stored) -> str:
+    """Write a round's manifest, then its control document; returns its tag. Raises Changed when somebody else resumes the run too.
+
+    Of two resumes one goes on at most, with its own manifest: each claims the run, and replaces the manifest that it then found. Workers
+    that see the new round find its manifest there.
+    """
+    key = layout.control(manifest.fleet_id)
+    claim = Control.from_json(before.body).model_copy(update={"controller": control.controller, "beat": control.beat})
+    etag = storage.replace(key, claim.to_bytes(), before.etag)
+    found = storage.get(layout.manifest(manifest.fleet_id))
+    storage.replace(layout.manifest(manifest.fleet_id), manifest.to_bytes(), found.etag)
+    return storage.replace(key, control.to_bytes(), etag)
+
+
+def _wait_for_release(storage: Storage, control: Control) -> None:
+    """Wait for the controller that has just ended the run's last round: it still ends machines, and empties and frees the lane."""
+    told = False
+    while not controller_gone(control) and lanes.find(storage, control.fleet_id) is not None:
+        if not told:
+            told = True
+            note(f"waiting for {control.controller}, which is about to end the run's last round")
+        time.sleep(RELEASE_LOOK_S)
 
 
 def _end_workers(settings: Settings, manifest: Manifest) -> None:
@@ -159,6 +188,8 @@ def _begin(
         fleet = fleet_of(settings, storage, request, manifest, control, etag, ledger, lane)
         for event in fleet.stream.restore():
             fleet.watch.replay(event)
+            if fleet.every("beat", BEAT_S):
+                still_here(fleet)
         workers = min(workers_of(request, manifest), at_once(ledger))
         fleet.stream.append([fleet_start(fleet, workers)])
         fleet.stream.store()

@@ -10,6 +10,7 @@ from evalops.fleet import lanes
 from evalops.fleet.assemble import fleet_of, fleet_start
 from evalops.fleet.controller import Controller
 from evalops.fleet.fleet import Fleet
+from evalops.fleet.heartbeat import BEAT_S, still_here
 from evalops.fleet.ledger import Ledger
 from evalops.fleet.ownership import controller_gone, controller_name, refuse_if_driven
 from evalops.fleet.request import Request, workers_of
@@ -42,9 +43,11 @@ def attach(settings: Settings, storage: Storage, request: Request, manifest: Man
     if control.state == "ended":
         fail(f"the fleet {fleet_id} has ended; --run-id {fleet_id} runs again what did not complete")
     refuse_if_driven(fleet_id, control)
-    lane = lanes.find(storage, fleet_id)
+    lane, why = lanes.find(storage, fleet_id), "owns no lane"
+    if lane is not None and lane.endpoint is not None and not lanes.answers(lane):
+        lane, why = None, "has lost its queues, which were on the machine that it began on"
     if lane is None and control.state != "stopping":
-        fail(f"the fleet {fleet_id} owns no lane; --run-id {fleet_id} runs again what did not complete")
+        fail(f"the fleet {fleet_id} {why}; --run-id {fleet_id} runs again what did not complete")
     controller = _take_over(settings, storage, request, manifest, lane or NO_LANE)
     alive = controller.fleet.pool.adopt()
     if control.state == "running" and alive == 0:
@@ -119,5 +122,7 @@ def _replay(fleet: Fleet) -> bool:
         if event["type"] == "fleet_start" and event["round"] == fleet.control.round:
             begun = True
             fleet.began((now() - datetime.fromisoformat(event["ts"])).total_seconds())
+        if fleet.every("beat", BEAT_S):
+            still_here(fleet)
     fleet.watch.hold(fleet.control)
     return begun

@@ -184,7 +184,7 @@ _SANDBOX_TYPES = frozenset(
 )
 
 _RAISED = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?:: (?P<text>.*))?:?")
-_RETRIED = re.compile(r"RetryError\[<Future at 0x[0-9a-f]+ state=finished raised (?P<name>\w+)>\]")
+_RETRIED = re.compile(r"RetryError[\[(]<Future at 0x[0-9a-f]+ state=finished raised (?P<name>\w+)>[\])]")
 _REPR = re.compile(r"(?P<name>[A-Za-z_]\w*)\(")
 _CHAINED = frozenset(
     {
@@ -195,21 +195,24 @@ _CHAINED = frozenset(
 
 
 def exception_type(traceback_text: str, message: str = "") -> str:
-    """The class of the exception that a traceback ends with, without its module; "" when there is none.
+    """The class of the exception that a traceback ends with, without its module; "" when nothing tells it.
 
     The line is the first one after the last frames, not the last of the text: an exception's own text may go over many
     lines that look like other exceptions. What Inspect gave up retrying and what a group holds is unwrapped.
 
     Args:
         traceback_text: as in a log's `error.traceback`.
-        message: the log's `error.message`; where it is a `repr`, it decides between the lines of chained exceptions.
+        message: the log's `error.message`; where it is a `repr`, it decides between the lines of chained exceptions, and stands in
+            for a traceback that is not there (a summary of a sample has none).
     """
     raised = _raised_lines(traceback_text)
     shown = _REPR.match(message)
     matching = [line for line in raised if shown and _class_of(line) == shown["name"]]
     line = next(iter(matching[-1:] or raised[-1:]), "")
-    if retried := _RETRIED.search(line):
+    if retried := _RETRIED.search(line or message):
         return retried["name"]
+    if not line and shown and shown["name"][0].isupper():
+        return shown["name"]
     return _class_of(line)
 
 
