@@ -188,7 +188,7 @@ def test_each_step_is_shown_as_the_whole_stream_tells_it(fleet: Fleet) -> None:
 
 
 def test_what_a_look_costs_does_not_grow_with_the_stream(fleet: Fleet) -> None:
-    """Manifest, control, machines, the document, the segments since, one read that finds no more, and, for it has no controller, the lanes."""
+    """Manifest, control, machines, the document, the segments since, one read that finds no more; without a controller, the lanes."""
     fleet.step(START)
     costs = []
     for rounds in (3, SAMPLES - 2):
