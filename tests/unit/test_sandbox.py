@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from evalops.cloud.payload import CloudError
+from evalops.cloud.sandboxes import named_images
 from evalops.commands.sandbox import sandbox
 from evalops.sandbox import check, fetch, images
 from evalops.sandbox import cleanup as leftovers
@@ -357,12 +359,18 @@ def test_pull_fetches_what_is_missing_and_goes_on_after_a_failure(docker, tasks)
     assert done.exit_code == 0 and "have    docker.io/agent:1" in done.stdout
 
 
-def test_images_as_json_is_what_the_ami_build_reads(docker, tasks):
+def test_images_as_json_is_what_the_ami_build_reads(docker, tasks, tmp_path):
     done = CliRunner().invoke(sandbox, ["images", "tasks.py@compose", "--json"])
     found = json.loads(done.stdout)["images"]
     assert found[0] | {"compose": None} == {
         "name": "docker.io/agent:1", "context": None, "dockerfile": None, "compose": None, "service": "default", "tasks": ["compose"],
     }  # fmt: skip
+    file = tmp_path / "images.json"
+    file.write_text(done.stdout)
+    with pytest.raises(CloudError, match=r"cannot be pulled \(.*\): give its tasks by --tasks \(compose\)"):
+        named_images(file)
+    file.write_text(json.dumps({"images": [image for image in found if image["context"] is None]}))
+    assert named_images(file) == [image["name"] for image in found if image["context"] is None]
 
 
 def test_check_says_what_is_missing_when_there_is_no_docker(monkeypatch, tmp_path):

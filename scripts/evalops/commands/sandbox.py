@@ -51,7 +51,7 @@ def _arguments(values: tuple[str, ...]) -> dict[str, Any]:
 @click.option("-T", "task_args", multiple=True, metavar="NAME=VALUE", help="Argument of the tasks, as for Inspect.")
 @json_option
 def images_(tasks: tuple[str, ...], task_names: tuple[str, ...], task_args: tuple[str, ...], as_json_: bool) -> None:
-    """List the images that the tasks' sandboxes use. --json is what `ct cloud build-ami --images` reads."""
+    """List the images that the tasks' sandboxes use. --json is what `ct cloud build-ami --images` reads, as long as none is built."""
     found = _images(tasks, task_names, task_args)
     if as_json_:
         ui.emit_json({"images": [image.as_json() for image in found]})
