@@ -7,7 +7,7 @@ parameters are Inspect's own Click objects, fetched when the command is used: ot
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -310,15 +310,15 @@ def given_names(ctx: click.Context) -> tuple[list[str], list[str]]:
     return collect_tasks(*(params.get(name) or () for name in _TASK_PARAMS)), split_names(params.get("model") or ())
 
 
-def typed_options(ctx: click.Context) -> list[str]:
-    """Inspect's options that stand on the command line, tasks and models apart."""
-    params = inspect_params(bool(getattr(ctx.command, "in_process", False)))
-    typed = [
-        param
-        for param in params
-        if param.name != "model" and ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+def typed_options(ctx: click.Context, ours: Collection[str] = ()) -> list[str]:
+    """Inspect's options that stand on the command line, tasks and models apart, and those of `ours`, names of the command's own."""
+    params = [
+        param for param in inspect_params(bool(getattr(ctx.command, "in_process", False))) if param.name != "model"
     ]
-    return [param.opts[0] for param in typed]
+    params += [param for param in ctx.command.params if param.name in ours]
+    return [
+        param.opts[0] for param in params if ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+    ]
 
 
 def suppose(ctx: click.Context, *, tasks: list[str] | None = None, models: list[str] | None = None) -> None:

@@ -26,6 +26,9 @@ from evalworker.storage import Storage
 
 Backend = Literal["local", "ec2", "batch"]
 
+OPTIONS = ("packages", "require_clean", "ship_code")
+"""The parameters of commands that only have a meaning where code is shipped. (`--secret` has one for a resume too.)"""
+
 
 @dataclass(frozen=True)
 class Wishes:

@@ -265,8 +265,9 @@ def test_a_run_is_submitted_again(account: Account) -> None:
     assert [round_.number for round_ in stored.rounds] == [1, 2] and len(account.jobs()) == 2
     other = run("run", "aws", "--run-id", run_id, "arithmetic.py", "--model", "scripted/refuse", "--limit", "3")
     assert other.exit_code == 2 and f"the run {run_id} does not hold arithmetic with scripted/refuse" in other.stderr
-    changed = run("run", "aws", "--run-id", run_id, "--limit", "2")
-    assert changed.exit_code == 2 and "to change --limit, repeat the whole command" in changed.stderr
+    for words in (("--limit", "2"), ("--package", "tabulate"), ("--require-clean",)):
+        changed = run("run", "aws", "--run-id", run_id, *words)
+        assert changed.exit_code == 2 and f"to change {words[0]}, repeat the whole command" in changed.stderr
     models = run("run", "aws", "--run-id", run_id, "--model", "scripted/refuse")
     assert models.exit_code == 2 and f"the run {run_id} has other models" in models.stderr
 

@@ -134,6 +134,19 @@ def test_what_cannot_be_built_is_refused_before_anything_is_launched(
     assert ec2.describe_instances()["Reservations"] == []
 
 
+def test_a_private_address_says_nothing_of_who_may_connect(monkeypatch: pytest.MonkeyPatch, ec2: Any) -> None:
+    said = ct("build-ami", "--private")
+    assert said.exit_code == 2 and "--private needs --from CIDR" in said.stderr
+
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise OSError("unreachable")
+
+    monkeypatch.setattr("urllib.request.urlopen", unreachable)
+    said = ct("build-ami")
+    assert said.exit_code == 2 and "give --from CIDR or --ssm PROFILE" in said.stderr
+    assert ec2.describe_instances()["Reservations"] == []
+
+
 def test_without_an_estate_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INSPECT_FLEET_NAME", "nowhere")
     said = ct("build-ami", "--private", "--from", "10.0.0.0/8")

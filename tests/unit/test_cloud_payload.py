@@ -11,6 +11,7 @@ import pytest
 
 from evalops.cloud import image, payload, sandboxes
 from evalops.cloud.payload import CloudError
+from evalops.sandbox.images import Image
 
 
 @pytest.fixture
@@ -141,6 +142,28 @@ def test_named_images_are_read_line_by_line(tmp_path: Path) -> None:
         sandboxes.named_images(file)
     with pytest.raises(CloudError, match="No such file"):
         sandboxes.named_images(tmp_path / "missing")
+
+
+def test_named_images_are_read_as_the_list_of_sandbox_images_says_them(tmp_path: Path) -> None:
+    file = tmp_path / "images.json"
+
+    def write(*images: Image) -> None:
+        file.write_text(json.dumps({"images": [image.as_json() for image in images]}) + "\n")
+
+    pulled = Image("docker.io/agent:1", compose="/t/compose.yaml", service="default", tasks=["t"])
+    write(pulled, Image("ubuntu"))
+    assert sandboxes.named_images(file) == ["docker.io/agent:1", "ubuntu"]
+    assert sandboxes.collect([], file) == {"sandboxes/images.txt": b"docker.io/agent:1\nubuntu\n"}
+    write(pulled, Image(None, "/t/boxed", tasks=["boxed"]), Image("mine:1", "/t/other", tasks=["a", "boxed"]))
+    with pytest.raises(CloudError, match=r"\(/t/boxed/Dockerfile, mine:1\): give its tasks by --tasks \(a, boxed\)"):
+        sandboxes.named_images(file)
+    write(Image("$(reboot)"))
+    with pytest.raises(CloudError, match=r"image 1: '\$\(reboot\)' is no image reference"):
+        sandboxes.named_images(file)
+    for text in ("{", "{}", '{"images": [1]}', '{"images": [{"nam": "x"}]}', '{"images": 1}'):
+        file.write_text(text)
+        with pytest.raises(CloudError, match="not what `ies sandbox images --json` prints"):
+            sandboxes.named_images(file)
 
 
 def test_the_sandboxes_of_tasks_are_collected(tmp_path: Path) -> None:

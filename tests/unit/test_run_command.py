@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from evalops.commands import detach, fleet, follow, run
 from evalops.fleet.guards import Verdict
@@ -191,6 +192,14 @@ def test_a_fleet_that_could_not_be_stopped_is_said_to_run_on(
         fleet.fleet.main(["stop", FLEET], standalone_mode=False)
     assert failed.value.exit_code == EXIT_LEFT_RUNNING
     assert said in failed.value.message
+
+
+@pytest.mark.parametrize("words", [["--limit", "2"], ["--package", "tabulate"], ["--require-clean"], ["--ship-code"]])
+@pytest.mark.parametrize("backend", [[], ["--ec2"]])
+def test_a_resume_without_tasks_refuses_what_it_would_ignore(words: list[str], backend: list[str]) -> None:
+    done = CliRunner().invoke(run.run_eval, ["--run-id", FLEET, *backend, *words])
+    assert done.exit_code == 2
+    assert f"to change {words[0]}, repeat the whole command with --run-id" in done.stderr
 
 
 def test_a_resume_keeps_its_model_connections_and_too_few_are_refused(tmp_path: Path) -> None:

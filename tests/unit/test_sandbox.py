@@ -2,16 +2,28 @@
 
 import json
 import os
+import secrets
+import subprocess
+import sys
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from evalops.cloud.payload import CloudError
+from evalops.cloud.sandboxes import named_images
 from evalops.commands.sandbox import sandbox
 from evalops.sandbox import check, fetch, images
+from evalops.sandbox import cleanup as leftovers
 from evalops.sandbox.docker import DockerError
 from evalops.sandbox.images import Image
+from evalworker.contract import layout
+from evalworker.contract.documents import Control
 from evalworker.contract.labels import project_mark
+from evalworker.contract.wire import now
+from evalworker.storage import LocalStorage, StorageError
 
 GOOD = check.Facts(
     engine="28.2.2",
@@ -186,23 +198,70 @@ def docker(tmp_path, monkeypatch):
     return fake
 
 
+OWN = secrets.token_hex(4)
+"""Processes of this machine are looked at, so that other tests must not have the same runs."""
+
+
+def _run(day):
+    return f"2026-11-{day}-14-05-33-{OWN}"
+
+
 def _project(day):
-    return f"inspect-t-i{project_mark(f'2026-11-{day}-14-05-33-1a2b3c4d', 'a' * 16)}x1y2z3"
+    return f"inspect-t-i{project_mark(_run(day), 'a' * 16)}x1y2z3"
 
 
-def test_cleanup_asks_for_the_label_and_removes_containers_before_networks(docker):
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """The root, in the current directory."""
+    monkeypatch.delenv("S3_BUCKET_NAME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return LocalStorage(tmp_path)
+
+
+@contextmanager
+def _worker(run):
+    """A process with a worker's command line."""
+    own = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
+    command = [*own, "-m", "evalworker", "--root", "/elsewhere", "--fleet", run, "--lane", "l"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        yield process.pid
+
+
+def _control(root, run, **changes):
+    fields = {"round": 1, "state": "running", "deadline": now() + timedelta(hours=1), "beat": now()} | changes
+    root.put(layout.control(run), Control(fleet_id=run, controller="elsewhere:7", **fields).to_bytes())
+
+
+def _left(docker, *days, state="exited"):
+    """A container and a network of the runs of these days."""
+    docker.answer(
+        ps=(0, "".join(f"{_project(day)}\tc{day}\tbox\t{state}\n" for day in days)),
+        network_ls=(0, "".join(f"{_project(day)}\tn{day}\tnet\n" for day in days)),
+        volume_ls=(0, ""),
+    )
+
+
+def _cleanup(*words):
+    """What the command removed and kept, by id."""
+    said = CliRunner().invoke(sandbox, ["cleanup", "--json", *words], catch_exceptions=False)
+    document = json.loads(said.stdout)
+    return [item["id"] for item in document["removed"]], {item["id"]: item["why"] for item in document["kept"]}
+
+
+def test_cleanup_asks_for_the_label_and_removes_containers_before_networks(docker, root):
     docker.answer(
         ps=(
             0,
-            f"c1\tagent\t{_project(29)}\nc2\tother\t{_project(28)}\nc3\tweb\tweb\nc4\tplain\tinspect-t-ix1y2z3\n",
+            f"{_project(29)}\tc1\tagent\texited\n{_project(28)}\tc2\tother\tcreated\nweb\tc3\tweb\texited\n"
+            "inspect-t-ix1y2z3\tc4\tplain\texited\n",
         ),
-        network_ls=(0, f"n1\tnet\t{_project(29)}\n"),
+        network_ls=(0, f"{_project(29)}\tn1\tnet\n"),
         volume_ls=(0, ""),
     )
-    said = CliRunner().invoke(sandbox, ["cleanup", "--dry-run", "--json"])
-    assert [item["id"] for item in json.loads(said.stdout)["removed"]] == ["c1", "c2", "n1"]
+    assert _cleanup("--dry-run") == (["c1", "c2", "n1"], {})
     assert not [words for words in docker.asked if "rm" in words]
-    CliRunner().invoke(sandbox, ["cleanup", "--run-id", "2026-11-29-14-05-33-1a2b3c4d"], catch_exceptions=False)
+    CliRunner().invoke(sandbox, ["cleanup", "--run-id", _run(29)], catch_exceptions=False)
     lists = [words for words in docker.asked if "ls" in words or "ps" in words]
     assert all("label=com.docker.compose.project" in words for words in lists)
     assert [words for words in docker.asked if "rm" in words] == [
@@ -211,8 +270,67 @@ def test_cleanup_asks_for_the_label_and_removes_containers_before_networks(docke
     ]
 
 
-def test_what_went_away_by_itself_is_no_failure(docker):
-    docker.answer(ps=(0, f"c1\tagent\t{_project(29)}\n"), rm=(1, "Error: No such container: c1"))
+def test_cleanup_keeps_what_belongs_to_a_worker_here_even_of_another_root(docker, root):
+    _left(docker, 28, 29, state="running")
+    _control(root, _run(28), state="ended")
+    with _worker(_run(29)) as pid:
+        why = f"the run {_run(29)} has a worker on this machine (process {pid})"
+        for words in (["--dry-run"], []):
+            assert _cleanup(*words) == (["c28", "n28"], {"c29": why, "n29": why})
+        said = CliRunner().invoke(sandbox, ["cleanup", "--dry-run"])
+        assert f"kept {_project(29)}: {why}\n--force removes it all the same.\n" in said.stderr
+    assert [words[-1] for words in docker.asked if "rm" in words] == ["c28", "n28"]
+    assert _cleanup()[1]["c29"] == leftovers.UNKNOWN
+
+
+def test_cleanup_keeps_what_belongs_to_a_run_whose_owner_lives(docker, root):
+    _left(docker, 27, 28, 29)
+    _control(root, _run(29))
+    _control(root, _run(28), beat=now() - timedelta(hours=2), deadline=now() - timedelta(hours=1))
+    removed, kept = _cleanup()
+    assert removed == ["c27", "c28", "n27", "n28"]
+    assert set(kept) == {"c29", "n29"} and f"the run {_run(29)} is not over: elsewhere:7 is running it" in kept["c29"]
+
+
+def test_cleanup_keeps_a_running_container_when_nobody_can_tell_whose_it_is(docker, root, monkeypatch):
+    _left(docker, 29, state="running")
+    assert _cleanup() == ([], {"c29": leftovers.UNKNOWN, "n29": leftovers.UNKNOWN})
+    root.put(layout.control(_run(29)), b"{")
+    assert _cleanup()[0] == []
+
+    def away(self, prefix):
+        raise StorageError("the store is away")
+
+    monkeypatch.setattr(LocalStorage, "list_dirs", away)
+    said = CliRunner().invoke(sandbox, ["cleanup"])
+    assert said.exit_code == 0 and "the store is away" in said.stderr and leftovers.UNKNOWN in said.stderr
+    assert _cleanup("--force") == (["c29", "n29"], {})
+
+
+def test_cleanup_of_a_run_that_lives_is_refused(docker, root):
+    _left(docker, 29)
+    _control(root, _run(29))
+    for words in ([], ["--dry-run"], ["--json"]):
+        said = CliRunner().invoke(sandbox, ["cleanup", "--run-id", _run(29), *words])
+        assert said.exit_code == 2 and "is running it" in said.stderr and "--force" in said.stderr
+    assert not [words for words in docker.asked if "rm" in words]
+    assert _cleanup("--run-id", _run(29), "--force")[0] == ["c29", "n29"]
+    _control(root, _run(29), state="ended")
+    assert _cleanup("--run-id", _run(29)) == (["c29", "n29"], {})
+
+
+@pytest.mark.parametrize("words", [[], ["--force"]])
+def test_cleanup_asks_the_root_only_when_it_must(docker, monkeypatch, words):
+    monkeypatch.setattr("evalops.logs.places.root", lambda: pytest.fail("the root is not needed"))
+    _left(docker, *([29] if words else []))
+    _cleanup(*words)
+    with _worker(_run(29)):
+        _left(docker, 29)
+        _cleanup(*words)
+
+
+def test_what_went_away_by_itself_is_no_failure(docker, root):
+    docker.answer(ps=(0, f"{_project(29)}\tc1\tagent\texited\n"), rm=(1, "Error: No such container: c1"))
     assert CliRunner().invoke(sandbox, ["cleanup"]).exit_code == 0
 
 
@@ -241,12 +359,18 @@ def test_pull_fetches_what_is_missing_and_goes_on_after_a_failure(docker, tasks)
     assert done.exit_code == 0 and "have    docker.io/agent:1" in done.stdout
 
 
-def test_images_as_json_is_what_the_ami_build_reads(docker, tasks):
+def test_images_as_json_is_what_the_ami_build_reads(docker, tasks, tmp_path):
     done = CliRunner().invoke(sandbox, ["images", "tasks.py@compose", "--json"])
     found = json.loads(done.stdout)["images"]
     assert found[0] | {"compose": None} == {
         "name": "docker.io/agent:1", "context": None, "dockerfile": None, "compose": None, "service": "default", "tasks": ["compose"],
     }  # fmt: skip
+    file = tmp_path / "images.json"
+    file.write_text(done.stdout)
+    with pytest.raises(CloudError, match=r"cannot be pulled \(.*\): give its tasks by --tasks \(compose\)"):
+        named_images(file)
+    file.write_text(json.dumps({"images": [image for image in found if image["context"] is None]}))
+    assert named_images(file) == [image["name"] for image in found if image["context"] is None]
 
 
 def test_check_says_what_is_missing_when_there_is_no_docker(monkeypatch, tmp_path):

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from evalops.fleet.workers import LocalPool
+from evalops.fleet.workers import LocalPool, fleets_here
 from evalworker import containers
+from evalworker.contract.ids import new_run_id
 
 FLEET = "2026-11-29-14-05-33-1a2b3c4d"
 PATIENCE_S = 30.0
@@ -77,3 +78,21 @@ def test_a_machine_without_docker_is_not_asked_for_it(docker: Path, tmp_path: Pa
     next(work.glob(f"*/{containers.RECORD}")).unlink()
     LocalPool("root", FLEET, "lane-00", tmp_path / "work", 1, {}).stop()
     assert not (tmp_path / "calls").exists()
+
+
+def test_a_worker_of_any_fleet_is_seen_among_the_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nwhile :; do sleep 0.05; done\n")
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    fleet = new_run_id()
+    pool = LocalPool("root", fleet, "lane-00", tmp_path / "work", 1, dict(os.environ))
+    pool.start(1)
+    try:
+        end = time.monotonic() + PATIENCE_S
+        while fleet not in fleets_here():  # the kernel shows a command line a moment after its process has begun
+            assert time.monotonic() < end
+        assert f"--fleet\0{fleet}" in Path(f"/proc/{fleets_here()[fleet]}/cmdline").read_text()
+    finally:
+        pool.stop(now=True)
+    assert fleet not in fleets_here()

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evalworker.contract.labels import marked
+
 if TYPE_CHECKING:
     import click
     from click.core import ParameterSource
@@ -698,9 +700,7 @@ def name_sandbox_projects(mark: str, record: Path) -> None:
     original = _internal(module, "task_project_name")
 
     def task_project_name(task: str) -> str:
-        # inspect-<task>-i<random>: the mark comes before what is random
-        head, _, tail = original(task).rpartition("-i")
-        name = f"{head}-i{mark}{tail}"
+        name = marked(original(task), mark)
         with record.open("a") as file:
             file.write(f"{name}\n")
         return name

@@ -28,19 +28,37 @@ _REFERENCE = re.compile(r"[a-z0-9][a-zA-Z0-9._/:@-]{0,254}")
 
 
 def named_images(file: Path) -> list[str]:
-    """The image references of a file, one a line; `#` begins a comment. Raises CloudError."""
+    """The image references of a file: one a line, `#` begins a comment; or the document of `ies sandbox images --json`.
+
+    Raises CloudError.
+    """
     try:
-        lines = file.read_text().splitlines()
+        text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise CloudError(f"--images {file}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
-    found = []
-    for number, line in enumerate(lines, 1):
-        name = line.partition("#")[0].strip()
+    if text.lstrip().startswith("{"):
+        places = [(f"image {number}", name) for number, name in enumerate(_listed(file, text), 1)]
+    else:
+        places = [(f"line {n}", line.partition("#")[0].strip()) for n, line in enumerate(text.splitlines(), 1)]
+    for place, name in places:
         if name and not _REFERENCE.fullmatch(name):
-            raise CloudError(f"--images {file}, line {number}: {name!r} is no image reference")
-        if name:
-            found.append(name)
-    return found
+            raise CloudError(f"--images {file}, {place}: {name!r} is no image reference")
+    return [name for _, name in places if name]
+
+
+def _listed(file: Path, text: str) -> list[str]:
+    """The names in the document of `ies sandbox images --json`; what is built has to be given as a task's."""
+    try:
+        images = [Image(**entry) for entry in json.loads(text)["images"]]
+    except (ValueError, KeyError, TypeError):
+        raise CloudError(f"--images {file}: it is not what `ies sandbox images --json` prints") from None
+    if built := [image for image in images if image.built]:
+        names = ", ".join(image.label for image in built)
+        tasks = ", ".join(sorted({task for image in built for task in image.tasks}))
+        raise CloudError(
+            f"--images {file}: what is built cannot be pulled ({names}): give its tasks by --tasks ({tasks})"
+        )
+    return [str(image.name) for image in images]
 
 
 def collect(tasks: list[str], images: Path | None) -> dict[str, bytes]:

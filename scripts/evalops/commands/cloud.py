@@ -60,7 +60,11 @@ def _region() -> str:
 
 @cloud.command("build-ami")
 @click.option("--tasks", "tasks", multiple=True, help="Bake in the sandbox images of this task; may be repeated.")
-@click.option("--images", type=click.Path(path_type=Path), help="Bake in the images that this file names, one a line.")
+@click.option(
+    "--images",
+    type=click.Path(path_type=Path),
+    help="Bake in the images that this file names: one a line, or what `ies sandbox images --json` prints.",
+)
 @arch_option
 @click.option("--dry-run", is_flag=True, help="Check everything and show what would be built; nothing is launched.")
 @click.option("--no-activate", is_flag=True, help="Build, but let workers boot the image they boot now.")
@@ -76,7 +80,7 @@ def _region() -> str:
     metavar="CIDR",
     help="Who may connect by SSH meanwhile (default: this machine's own address).",
 )
-@click.option("--private", is_flag=True, help="Reach the build machine by its private address.")
+@click.option("--private", is_flag=True, help="Reach the build machine by its private address; needs --from.")
 @click.option(
     "--ssm",
     "ssm_profile",
@@ -112,6 +116,11 @@ def build_ami(
     if check:
         _check(name, root, arch, tasks, images)
         return
+    if private and not (ssh_from or ssm_profile):
+        ui.fail(
+            "--private needs --from CIDR, the private addresses that this machine may connect from (the network's, or a VPN's): "
+            "they cannot be told from here"
+        )
     build.account(aws.client("sts"))
     estate = _estate(name, needed=not no_activate)
     region = _region()
@@ -153,9 +162,7 @@ def _own_address() -> str:
         with urllib.request.urlopen(OWN_ADDRESS, timeout=10) as answer:
             return f"{answer.read(64).decode().strip()}/32"
     except (OSError, ValueError):
-        ui.fail(
-            f"{OWN_ADDRESS} does not say which address this machine has: give --from CIDR, --private or --ssm PROFILE"
-        )
+        ui.fail(f"{OWN_ADDRESS} does not say which address this machine has: give --from CIDR or --ssm PROFILE")
 
 
 def _show_plan(ready: build.Prepared, root: Path, no_activate: bool) -> None:

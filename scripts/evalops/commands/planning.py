@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import click
+
 from evalops import planner, shipping, ui
-from evalops.inspect_options import TypedArguments
+from evalops.inspect_options import TypedArguments, typed_options
 from evalops.sandbox.docker import DockerError, docker
 from evalops.shards import Wish
 from evalworker.contract.documents import JobSpec
@@ -17,6 +19,14 @@ def no_docker() -> str:
     except DockerError as error:
         return f"{error}; `ies sandbox check` says what this machine needs"
     return ""
+
+
+def check_alone(ctx: click.Context) -> None:
+    """Without tasks a resume keeps the run's own options, code and packages: what says otherwise is refused, not ignored."""
+    if typed := typed_options(ctx, shipping.OPTIONS):
+        ui.fail(
+            f"with --run-id alone the run keeps its own options: to change {typed[0]}, repeat the whole command with --run-id"
+        )
 
 
 def plan_jobs(

@@ -10,13 +10,13 @@ from evalops import planner, shipping
 from evalops.commands.detach import detach
 from evalops.commands.follow import follow
 from evalops.commands.params import Duration, RunId
-from evalops.commands.planning import plan_jobs
+from evalops.commands.planning import check_alone, plan_jobs
 from evalops.fleet import preflight, submit
 from evalops.fleet.request import DEFAULT_WORKERS, FAR_SLOTS, Request, workers_of
 from evalops.fleet.stream import Fenced
 from evalops.fleet.workers import default_slots
 from evalops.infra.estate import Estate
-from evalops.inspect_options import InspectCommand, TypedArguments, given_names, typed_arguments, typed_options
+from evalops.inspect_options import InspectCommand, TypedArguments, given_names, typed_arguments
 from evalops.settings import Settings, settings
 from evalops.shards import Wish
 from evalops.ui import EXIT_USAGE, Failure, emit_json, fail, note
@@ -265,6 +265,8 @@ def _at_once(jobs: list[JobSpec]) -> int:
 
 def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, request: Request) -> None:
     given = typed_arguments(ctx, resuming=options["run_id"] is not None)
+    if options["run_id"] and not given.tasks:
+        check_alone(ctx)
     wishes = shipping.Wishes(options["packages"], options["secrets"], options["require_clean"], options["ship_code"])
     target = _target(options, surroundings, request)
     surroundings, backend = target.surroundings, target.backend
@@ -279,7 +281,7 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
         shipping.check_versions(resumed, force=options["force"])
     planned = resumed is None or bool(given.tasks)
     if resumed is not None and not planned:
-        _check_alone(ctx, resumed)
+        _check_models(ctx, resumed)
     if planned and not options["json_output"]:
         note("loading the tasks …")
     slots = _check_connections(options, request, resumed)
@@ -334,13 +336,9 @@ def _check_same_backend(manifest: Manifest, backend: shipping.Backend) -> None:
         fail(f"the run {manifest.fleet_id} began on {manifest.backend}: resume it {how}")
 
 
-def _check_alone(ctx: click.Context, resumed: Manifest) -> None:
-    """Without tasks a resume keeps the run's own options and models; what says otherwise is refused, not ignored."""
+def _check_models(ctx: click.Context, resumed: Manifest) -> None:
+    """Without tasks a resume keeps the run's own models too."""
     models = given_names(ctx)[1]
-    if typed := typed_options(ctx):
-        fail(
-            f"with --run-id alone the run keeps its own options: to change {typed[0]}, repeat the whole command with --run-id"
-        )
     if models and set(models) != {spec.model for spec in resumed.jobs}:
         fail(f"the run {resumed.fleet_id} has other models: leave --model away, or start a new run")
 

@@ -14,11 +14,11 @@ from evalops.batch import record, request
 from evalops.commands import batch as following
 from evalops.commands.options import refused
 from evalops.commands.params import Duration, RunId
-from evalops.commands.planning import plan_jobs
+from evalops.commands.planning import check_alone, plan_jobs
 from evalops.ec2 import preflight
 from evalops.fleet import preflight as run_checks
 from evalops.infra.estate import Estate
-from evalops.inspect_options import InspectCommand, TypedArguments, typed_arguments, typed_options
+from evalops.inspect_options import InspectCommand, TypedArguments, typed_arguments
 from evalops.logs import local_run, places
 from evalops.logs import rows as log_rows
 from evalops.logs.metadata import Models
@@ -115,6 +115,8 @@ class Submitted:
 def _submit(ctx: click.Context, options: dict[str, Any]) -> Submitted | None:
     """Check, plan, ship and submit; None when there is nothing to run."""
     given = _typed(ctx, options)
+    if options["run_id"] and not given.tasks:
+        check_alone(ctx)
     surroundings, estate = preflight.surroundings(settings())
     if estate.batch is None:
         ui.fail(f"the estate {estate.name} was made without Batch: set batch.enabled and run `make apply`")
@@ -189,8 +191,6 @@ def _resumed(
     if manifest.backend != "batch":
         how = hints.at_root(hints.resume(manifest.fleet_id, manifest.backend), surroundings.bucket)
         ui.fail(f"the run {manifest.fleet_id} began on {manifest.backend}: resume it by {how}")
-    if not given.tasks and (typed := typed_options(ctx)):
-        ui.fail(f"with --run-id alone the run keeps its own options: to change {typed[0]}, repeat the whole command")
     if (
         not given.tasks
         and ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE

@@ -8,10 +8,12 @@ from evalops import ui
 from evalops.commands.options import dry_run_option, json_option
 from evalops.commands.params import RunId
 from evalops.inspect_options import collect_tasks, task_options
+from evalops.logs import places
 from evalops.sandbox import check as checks
 from evalops.sandbox import cleanup as leftovers
-from evalops.sandbox import fetch, images
+from evalops.sandbox import fetch, images, owners
 from evalops.sandbox.docker import DockerError
+from evalworker.contract.labels import run_mark
 
 
 @click.group()
@@ -49,7 +51,7 @@ def _arguments(values: tuple[str, ...]) -> dict[str, Any]:
 @click.option("-T", "task_args", multiple=True, metavar="NAME=VALUE", help="Argument of the tasks, as for Inspect.")
 @json_option
 def images_(tasks: tuple[str, ...], task_names: tuple[str, ...], task_args: tuple[str, ...], as_json_: bool) -> None:
-    """List the images that the tasks' sandboxes use. --json is what `ct cloud build-ami --images` reads."""
+    """List the images that the tasks' sandboxes use. --json is what `ct cloud build-ami --images` reads, as long as none is built."""
     found = _images(tasks, task_names, task_args)
     if as_json_:
         ui.emit_json({"images": [image.as_json() for image in found]})
@@ -110,20 +112,42 @@ def _images(tasks: tuple[str, ...], task_names: tuple[str, ...], task_args: tupl
 
 
 @sandbox.command()
-@click.option("--run-id", type=RunId(), help="Only what this run's jobs left.")
+@click.option("--run-id", type=RunId(), help="Only what this run's jobs left; refused while the run lives.")
+@click.option("--force", is_flag=True, help="Remove also what belongs to runs that live.")
 @dry_run_option
 @json_option
-def cleanup(run_id: str | None, dry_run: bool, as_json_: bool) -> None:
-    """Remove the containers, networks and volumes that jobs left behind: those of Compose projects named after a job, no others."""
+def cleanup(run_id: str | None, force: bool, dry_run: bool, as_json_: bool) -> None:
+    """Remove the containers, networks and volumes that jobs left behind: those of Compose projects named after a job, no others.
+
+    What belongs to a run that lives is kept, and so is a project with a running container whose run cannot be found.
+    """
     try:
         found = leftovers.find(run_id)
+        kept = {} if force else _kept(found, run_id)
+        gone = [item for item in found if item.project not in kept]
         if not dry_run:
-            leftovers.clean(found)
+            leftovers.clean(gone)
     except DockerError as error:
         ui.fail(str(error), ui.EXIT_FAILURES)
     if as_json_:
-        ui.emit_json({"dry_run": dry_run, "removed": [item.as_json() for item in found]})
-    elif found:
-        ui.table(("kind", "id", "name"), [(item.kind, item.id, item.name) for item in found])
-    else:
+        stays = [item.as_json() | {"why": kept[item.project]} for item in found if item.project in kept]
+        ui.emit_json({"dry_run": dry_run, "removed": [item.as_json() for item in gone], "kept": stays})
+        return
+    if gone:
+        ui.table(("kind", "id", "name"), [(item.kind, item.id, item.name) for item in gone])
+    for project, why in kept.items():
+        ui.note(f"kept {project}: {why}")
+    if kept:
+        ui.note("--force removes it all the same.")
+    elif not gone:
         ui.note("Jobs have left nothing behind.")
+
+
+def _kept(found: list[leftovers.Leftover], run_id: str | None) -> dict[str, str]:
+    """The projects that stay, each with why. A run that is named and lives is refused."""
+    if not found:
+        return {}
+    fates = owners.fates({item.mark for item in found}, run_id, places.root)
+    if run_id and (lives := fates.get(run_mark(run_id))):
+        ui.fail(f"{lives}; stop it first, or --force removes its sandboxes all the same")
+    return leftovers.kept(found, fates)

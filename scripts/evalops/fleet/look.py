@@ -124,15 +124,20 @@ def look(storage: Storage, fleet_id: str) -> Sight:
     return sight
 
 
-def fleets(storage: Storage, limit: int) -> list[tuple[str, Manifest | None, Control | None]]:
-    """The newest fleets under the root, newest first; None where a document is missing or unreadable."""
+def fleet_ids(storage: Storage) -> list[str]:
+    """All runs under the root, newest first."""
     names = []
     for name in storage.list_dirs(""):
         try:
             names.append(check_run_id(name))
         except BadId:
             continue
-    return [(name, *_documents(storage, name)) for name in sorted(names, reverse=True)[:limit]]
+    return sorted(names, reverse=True)
+
+
+def fleets(storage: Storage, limit: int) -> list[tuple[str, Manifest | None, Control | None]]:
+    """The newest fleets under the root, newest first; None where a document is missing or unreadable."""
+    return [(name, *_documents(storage, name)) for name in fleet_ids(storage)[:limit]]
 
 
 def _documents(storage: Storage, fleet_id: str) -> tuple[Manifest | None, Control | None]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from evalworker import containers
+from evalworker.contract.ids import check_run_id
 from evalworker.processes import alive, signal_name
 from evalworker.worker import Log
 
@@ -306,6 +307,20 @@ class LocalPool(Pool):
 def _clean_up_after(work: Path) -> None:
     with contextlib.suppress(OSError):  # a full disk: the next look comes
         containers.clean_up_after(work, Log(work / "worker.log").line)
+
+
+def fleets_here() -> dict[str, int]:
+    """The fleets that have a worker among this machine's processes, by the command line of `LocalPool`, each with the id of one.
+
+    Workers of other roots and of other people are among them.
+    """
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended; other words
+            words = path.read_bytes().decode("utf-8", "replace").split("\0")
+            if words[words.index("-m") + 1] == "evalworker":
+                found[check_run_id(words[words.index("--fleet") + 1])] = int(path.parent.name)
+    return found
 
 
 def default_slots(workers: int) -> int:

@@ -24,6 +24,12 @@ def run_mark(run_id: str) -> str:
     return hashlib.sha256(check_run_id(run_id).encode()).hexdigest()[:8]
 
 
+def marked(name: str, mark: str) -> str:
+    """Inspect's own name of a project, `inspect-<task>-i<random>`, with the mark before what is random."""
+    head, _, tail = name.rpartition("-i")
+    return f"{head}-i{mark}{tail}"
+
+
 def mark_of(project: str) -> str | None:
     """The run's mark in a project's name; None if the project is none of ours."""
     found = _OURS.fullmatch(project)
