@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 
 from evalops.commands import detach, fleet, follow, run
@@ -228,6 +229,23 @@ def test_a_resume_keeps_its_model_connections_and_too_few_are_refused(tmp_path: 
     assert run._check_connections({"ec2": False}, replace(kept, connections=4), manifest) == 4
     with pytest.raises(Failure, match="is less than the 16 jobs"):
         run._check_connections({"ec2": False}, kept, None)
+
+
+def typed(*words: str) -> click.Context:
+    """The command line of `ct run eval` as the command reads it."""
+    return run.run_eval.make_context("eval", list(words))
+
+
+def test_a_shell_that_is_set_to_a_model_says_nothing_of_the_run_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = JobSpec(job_id="1" * 16, task="t", name="t", model="scripted/good", samples=1)
+    resumed = Manifest(
+        fleet_id=FLEET, created=now(), backend="local", jobs=[job], arguments={}, models=[], submit_dir="."
+    )
+    monkeypatch.setenv("INSPECT_EVAL_MODEL", "scripted/wrong")
+    run._check_alone(typed("--run-id", FLEET), resumed)
+    run._check_alone(typed("--run-id", FLEET, "--model", "scripted/good"), resumed)
+    with pytest.raises(Failure, match="has other models: leave --model away"):
+        run._check_alone(typed("--run-id", FLEET, "--model", "scripted/wrong"), resumed)
 
 
 BEFORE = Machines(

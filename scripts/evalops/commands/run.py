@@ -16,7 +16,7 @@ from evalops.fleet.request import DEFAULT_WORKERS, FAR_SLOTS, Request, workers_o
 from evalops.fleet.stream import Fenced
 from evalops.fleet.workers import default_slots
 from evalops.infra.estate import Estate
-from evalops.inspect_options import InspectCommand, TypedArguments, given_names, typed_arguments, typed_options
+from evalops.inspect_options import InspectCommand, TypedArguments, typed_arguments, typed_names, typed_options
 from evalops.settings import Settings, settings
 from evalops.shards import Wish
 from evalops.ui import EXIT_USAGE, Failure, emit_json, fail, note
@@ -336,7 +336,7 @@ def _check_same_backend(manifest: Manifest, backend: shipping.Backend) -> None:
 
 def _check_alone(ctx: click.Context, resumed: Manifest) -> None:
     """Without tasks a resume keeps the run's own options and models; what says otherwise is refused, not ignored."""
-    models = given_names(ctx)[1]
+    models = typed_names(ctx)[1]
     if typed := typed_options(ctx):
         fail(
             f"with --run-id alone the run keeps its own options: to change {typed[0]}, repeat the whole command with --run-id"
