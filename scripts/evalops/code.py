@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
-from evalops.ui import EXIT_USAGE, bytes_text, fail, note, progress
+from evalops.ui import EXIT_USAGE, Failure, bytes_text, fail, note, progress
 from evalworker import redact
 from evalworker.contract import layout
 from evalworker.storage import Storage
@@ -227,13 +227,28 @@ def pack(tree: Tree, files: list[str], archive: IO[bytes], step: Callable[[int],
         files: relative to the root, sorted.
         step: told of each file's size when it is packed.
     """
+    with gzip.GzipFile(filename="", mode="wb", fileobj=archive, compresslevel=6, mtime=0) as packed:
+        return _tar(tree, files, cast("IO[bytes]", packed), step)
+
+
+def digest(tree: Tree) -> str | None:
+    """The hash that the tree's code has now, None when it could not be shipped as it is."""
+    try:
+        chosen = choose(tree)
+        if chosen.refused:
+            return None
+        with Path(os.devnull).open("wb") as nowhere:
+            return _tar(tree, chosen.files, nowhere)
+    except (Failure, OSError):
+        return None
+
+
+def _tar(tree: Tree, files: list[str], archive: IO[bytes], step: Callable[[int], None] = lambda _: None) -> str:
+    """Write a tar of the files and return its hash. A change of what is written here changes the hash of all code."""
     digest = hashlib.sha256()
-    with (
-        gzip.GzipFile(filename="", mode="wb", fileobj=archive, compresslevel=6, mtime=0) as packed,
-        tarfile.open(
-            fileobj=cast("IO[bytes]", _Tee(packed, digest.update)), mode="w|", format=tarfile.PAX_FORMAT
-        ) as tar,
-    ):
+    with tarfile.open(
+        fileobj=cast("IO[bytes]", _Tee(archive, digest.update)), mode="w|", format=tarfile.PAX_FORMAT
+    ) as tar:
         for name in files:
             path = tree.root / name
             entry = tarfile.TarInfo(name.replace(os.sep, "/"))
@@ -256,7 +271,7 @@ def pack(tree: Tree, files: list[str], archive: IO[bytes], step: Callable[[int],
 class _Tee:
     """A file that also tells a hash what is written."""
 
-    def __init__(self, file: gzip.GzipFile, also: Callable[[bytes], None]) -> None:
+    def __init__(self, file: IO[bytes], also: Callable[[bytes], None]) -> None:
         self._file = file
         self._also = also
 

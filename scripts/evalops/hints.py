@@ -5,6 +5,9 @@ Commands on AWS find their estate, and with it the bucket, by themselves; those 
 
 import os
 
+SHIP_ANEW = "repeat the whole command with --run-id to ship what has changed"
+"""For who has mended a task whose code was packed: its id alone resumes a run with the code that it has."""
+
 
 def at_root(command: str, bucket: str | None) -> str:
     """A command that reads the root, for a run in this bucket (None: a directory): it is named where the environment does not do so."""

@@ -304,10 +304,12 @@ def without_base_url(value: Any) -> Any:
     return value
 
 
-def given_names(ctx: click.Context) -> tuple[list[str], list[str]]:
-    """The task specs and model names that an `InspectCommand` was given, from wherever; [] for none."""
+def typed_names(ctx: click.Context) -> tuple[list[str], list[str]]:
+    """The task specs and model names that stand on the command line; [] for none. What the shell is set to is no wish for a run."""
     params = ctx.meta[_META]
-    return collect_tasks(*(params.get(name) or () for name in _TASK_PARAMS)), split_names(params.get("model") or ())
+    typed = ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
+    tasks = collect_tasks(*(params.get(name) or () for name in _TASK_PARAMS))
+    return tasks, split_names(params.get("model") or ()) if typed else []
 
 
 def typed_options(ctx: click.Context, ours: Collection[str] = ()) -> list[str]:

@@ -10,15 +10,16 @@ import os
 import platform
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from evalops import code, locks, wheel
+from evalops.hints import SHIP_ANEW
 from evalops.infra import secrets as infra_secrets
 from evalops.infra.estate import Estate
 from evalops.settings import file_secrets
-from evalops.ui import fail
+from evalops.ui import fail, note
 from evalworker import aws, credentials, redact
 from evalworker.contract.documents import Manifest
 from evalworker.contract.jsonio import canonical
@@ -167,5 +168,8 @@ def check_no_secret(manifest: Manifest) -> None:
 
 
 def same_code(luggage: Luggage, manifest: Manifest) -> dict[str, Any]:
-    """The fields that a resume changes when it leaves the code as it was."""
+    """The fields that a resume changes when it leaves the code as it was; says so where the code that was packed is another by now."""
+    tree = replace(luggage.tree, submit_dir=manifest.submit_dir)
+    if manifest.code is not None and manifest.code_root == str(tree.root) and code.digest(tree) != manifest.code:
+        note(f"the run {manifest.fleet_id} goes on with the code of its start: {SHIP_ANEW}")
     return {"secrets": sorted({*manifest.secrets, *luggage.secrets})}

@@ -50,11 +50,13 @@ def test_a_run_is_resumed_where_it_began(backend: str) -> None:
 
 
 def test_what_a_fleet_on_ec2_prints_names_its_bucket(capsys: pytest.CaptureFixture[str]) -> None:
+    done = SimpleNamespace(failure_category="task_error", error_summary="a bug of the task")
+    failed = SimpleNamespace(name="t", spec=SimpleNamespace(model="m/m"), done=done, status="failed")
     fleet: Any = SimpleNamespace(
         fleet_id=RUN,
-        manifest=SimpleNamespace(backend="ec2"),
+        manifest=SimpleNamespace(backend="ec2", code="c0de"),
         control=SimpleNamespace(deadline=now(), budgeted=False),
-        ledger=SimpleNamespace(jobs={}, open_jobs=[], samples=SimpleNamespace(total=1)),
+        ledger=SimpleNamespace(jobs={"j": failed}, open_jobs=[], samples=SimpleNamespace(total=1)),
         pool=SimpleNamespace(stays=True),
         storage=SimpleNamespace(url=lambda key: f"s3://estate/{key}", list=lambda prefix: iter(())),
         stream=SimpleNamespace(path="/e/events.jsonl"),
@@ -64,4 +66,4 @@ def test_what_a_fleet_on_ec2_prints_names_its_bucket(capsys: pytest.CaptureFixtu
     follow._closing(fleet, Verdict("failures"), None)
     said = capsys.readouterr().err
     assert said.count("ct fleet ") == said.count("S3_BUCKET_NAME=estate ct fleet ") == 5
-    assert f"resume  ct run eval --ec2 --run-id {RUN}" in said
+    assert f"resume  ct run eval --ec2 --run-id {RUN}\nmended  {hints.SHIP_ANEW}" in said

@@ -257,6 +257,14 @@ def test_models_by_repetition_commas_alias_and_environment(monkeypatch: pytest.M
     assert ours("t.py", "--model", "a/6").models == ["a/6"]
 
 
+def test_what_the_shell_is_set_to_is_not_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is named by its id alone has its own models, for every command."""
+    monkeypatch.setenv("INSPECT_EVAL_MODEL", "a/4")
+    run, _ = command()
+    assert inspect_options.typed_names(run.make_context("run", ["t.py"])) == (["t.py"], [])
+    assert inspect_options.typed_names(run.make_context("run", ["--model", "a/1,a/2"])) == ([], ["a/1", "a/2"])
+
+
 def test_tasks_by_argument_option_and_comma() -> None:
     got = ours("a.py", "odd,name.py", "--tasks", "b.py,c.py@x", "--task", "d", "--model", "m/m")
     assert got.tasks == ["a.py", "odd,name.py", "b.py", "c.py@x", "d"]

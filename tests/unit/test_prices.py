@@ -87,12 +87,6 @@ def test_a_budget_is_refused_without_every_price() -> None:
     preflight.check_prices(["m/a", "none/none"], {prices.ARGUMENT: {"m/a": ModelCost(**PRICE)}})
 
 
-def test_a_budget_stays_with_the_run_until_another_is_given() -> None:
-    earlier = Guards(budget_usd=1.0, token_budget=5, canary=True)
-    kept = request.inherited(Guards(budget_usd=2.0, stall_after_s=9), earlier)
-    assert kept == Guards(budget_usd=2.0, token_budget=5, stall_after_s=9)
-
-
 def test_workers_look_more_often_while_money_is_counted() -> None:
     usual = request.limits_of(request.Request(), "local")
     counted = request.limits_of(request.Request(guards=Guards(token_budget=1)), "local")

@@ -6,21 +6,22 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from evalops.commands import detach, fleet, follow, run
 from evalops.fleet.guards import Verdict
-from evalops.fleet.request import Request
+from evalops.fleet.request import Request, limits_of
 from evalops.fleet.stream import Fenced
 from evalops.settings import Settings
 from evalops.ui import EXIT_LEFT_RUNNING, Failure
-from evalworker.contract import layout
-from evalworker.contract.documents import Control, JobSpec, Limits, Machines, Manifest, Shard
+from evalworker.contract.documents import Control, Guards, JobSpec, Machines, Manifest, Shard
 from evalworker.contract.wire import now
 from evalworker.storage import LocalStorage, StorageError
 
@@ -202,7 +203,65 @@ def test_a_resume_without_tasks_refuses_what_it_would_ignore(words: list[str], b
     assert f"to change {words[0]}, repeat the whole command with --run-id" in done.stderr
 
 
-def test_a_resume_keeps_its_model_connections_and_too_few_are_refused(tmp_path: Path) -> None:
+def typed(*words: str) -> click.Context:
+    """The command line of `ct run eval` as the command reads it."""
+    return run.run_eval.make_context("eval", list(words))
+
+
+def resumed_as(before: Request, *words: str) -> Request:
+    """What `--run-id` with these words asks for, of a run on this machine that was begun as `before` and written down."""
+    ctx = typed("--run-id", FLEET, *words)
+    limits = limits_of(before, "local")
+    control = Control(
+        fleet_id=FLEET, round=1, state="ended", deadline=now(), beat=now(), limits=limits, guards=before.guards
+    )
+    had = run._as_before(run._typed(ctx), Control.from_json(control.to_bytes()))
+    return run._request(ctx.params | had, frozenset())
+
+
+OWN = Request(
+    workers=3,
+    concurrency=1,
+    slots=2,
+    connections=7,
+    deadline=timedelta(hours=2),
+    job_timeout_s=90.0,
+    hung_after_s=60.0,
+    on_hung="error",
+    guards=Guards(budget_usd=2.0, token_budget=5, canary=True, max_failed_share=1.0, stall_after_s=600.0),
+)
+
+
+def test_a_resume_is_bounded_as_the_run_was() -> None:
+    assert resumed_as(OWN) == OWN
+    assert resumed_as(Request()) == Request()
+
+
+def test_what_is_typed_counts_before_what_the_run_had() -> None:
+    """Also where it is what a new run would have."""
+    bounds = ("--max-workers", "2", "--concurrency-per-worker", "10", "--slots", "1", "--fleet-connections", "9")
+    times = ("--deadline", "12h", "--job-timeout", "3s", "--hung-after", "30m", "--on-hung", "wait")
+    stops = ("--budget", "9", "--token-budget", "8", "--no-canary", "--max-failed-share", "0.5", "--stall-after", "30m")
+    new = Request(
+        workers=2,
+        slots=1,
+        connections=9,
+        job_timeout_s=3.0,
+        guards=Guards(budget_usd=9.0, token_budget=8),
+    )
+    assert resumed_as(OWN, *bounds, *times, *stops) == new
+
+
+def test_a_record_of_before_there_were_such_fields_says_nothing_of_them() -> None:
+    old = Control(fleet_id=FLEET, round=1, state="ended", deadline=now(), beat=now()).to_dict()
+    del old["guards"]
+    for name in ("workers", "deadline_s"):
+        del old["limits"][name]
+    had = run._as_before(frozenset(), Control.from_json(json.dumps(old)))
+    assert run._request(typed("--run-id", FLEET).params | had, frozenset()) == Request()
+
+
+def test_too_few_model_connections_are_refused() -> None:
     shards = [
         JobSpec(
             job_id=f"{n:016x}",
@@ -224,19 +283,24 @@ def test_a_resume_keeps_its_model_connections_and_too_few_are_refused(tmp_path: 
         models=["m"],
         submit_dir=".",
     )
-    storage = LocalStorage(tmp_path)
-    limits = Limits(fleet_connections=3)
-    control = Control(fleet_id=FLEET, round=1, state="ended", deadline=now(), beat=now(), limits=limits)
-    storage.put(layout.control(FLEET), control.to_bytes())
-    request = Request(workers=8, slots=2)
-    assert run._as_before(replace(request, connections=7), storage, manifest).connections == 7
-    kept = run._as_before(request, storage, manifest)
-    assert kept.connections == 3
+    kept = Request(workers=8, slots=2, connections=3)
     with pytest.raises(Failure, match="--fleet-connections 3 is less than the 4 jobs that may run at once"):
         run._check_connections({"ec2": False}, kept, manifest)
     assert run._check_connections({"ec2": False}, replace(kept, connections=4), manifest) == 4
     with pytest.raises(Failure, match="is less than the 16 jobs"):
         run._check_connections({"ec2": False}, kept, None)
+
+
+def test_a_shell_that_is_set_to_a_model_says_nothing_of_the_run_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = JobSpec(job_id="1" * 16, task="t", name="t", model="scripted/good", samples=1)
+    resumed = Manifest(
+        fleet_id=FLEET, created=now(), backend="local", jobs=[job], arguments={}, models=[], submit_dir="."
+    )
+    monkeypatch.setenv("INSPECT_EVAL_MODEL", "scripted/wrong")
+    run._check_alone(typed("--run-id", FLEET), resumed)
+    run._check_alone(typed("--run-id", FLEET, "--model", "scripted/good"), resumed)
+    with pytest.raises(Failure, match="has other models: leave --model away"):
+        run._check_alone(typed("--run-id", FLEET, "--model", "scripted/wrong"), resumed)
 
 
 BEFORE = Machines(

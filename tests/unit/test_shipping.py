@@ -117,3 +117,27 @@ def test_code_is_used_in_place_unless_it_must_travel(tmp_path: Path) -> None:
     assert fields["requirements"] == []
     assert set(fields["versions"]) >= {"python", "inspect-ai", "inspect-fleet", "environment"}
     assert Manifest.model_validate(manifest().model_dump(by_alias=True) | fields).code == fields["code"]
+
+
+def test_a_resume_by_its_id_alone_says_when_the_packed_code_is_another_by_now(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task, folder = tmp_path / "tree" / "task.py", tmp_path / "tree"
+    folder.mkdir()
+    task.write_text("bug")
+    luggage = shipping.prepare(Wishes(), "local", "x", folder)
+    packed = manifest(**shipping.ship(Wishes(ship_code=True), luggage, "local", LocalStorage(tmp_path / "store")))
+    (folder / "logs").mkdir()
+    (folder / "logs" / "events").write_text("what a run leaves is no code")
+    assert shipping.same_code(luggage, packed) == {"secrets": []}
+    assert capsys.readouterr().err == ""
+    task.write_text("mended")
+    for other in ({"code": None}, {"code_root": "/elsewhere"}):  # used in place; of another tree nothing can be said
+        shipping.same_code(luggage, packed.model_copy(update=other))
+    assert capsys.readouterr().err == ""
+    said = f"the run {FLEET} goes on with the code of its start: repeat the whole command with --run-id to ship what has changed"
+    shipping.same_code(luggage, packed)
+    assert capsys.readouterr().err.strip() == said
+    (folder / "id_rsa").write_text("")
+    shipping.same_code(luggage, packed)
+    assert capsys.readouterr().err.strip() == said, "what could not be shipped is no reason to refuse"

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 
 from evalops import code
 from evalops.commands.fleet import _list_row
-from evalops.fleet import lanes, look, ownership, preflight, request, submit, takeover
+from evalops.fleet import lanes, look, ownership, preflight, request, running, submit, takeover
 from evalops.fleet.ending import STOPPED
 from evalops.fleet.ledger import Ledger
 from evalops.fleet.workers import default_slots
@@ -21,7 +22,7 @@ from evalops.settings import Settings
 from evalops.ui import EXIT_STOPPED, Failure
 from evalworker import redact
 from evalworker.contract import layout
-from evalworker.contract.documents import Control, JobSpec, Lane, Manifest
+from evalworker.contract.documents import Control, Guards, JobSpec, Lane, Limits, Machines, Manifest
 from evalworker.contract.wire import now
 from evalworker.queues import QueueError
 from evalworker.storage import Changed, Denied, LocalStorage, StorageError
@@ -414,13 +415,89 @@ def test_a_fleet_without_a_lane_can_be_stopped(
     store.put(layout.manifest(FLEET), run.to_bytes())
     store.put(layout.control(FLEET), control().to_bytes())
     assert "owns no lane" in sentence(lambda: takeover.attach(SETTINGS, store, request.Request(quiet=True), run))
-    store.put(layout.control(FLEET), control(state="stopping").to_bytes())
-    verdict = takeover.attach(SETTINGS, store, request.Request(quiet=True), run).run()
-    assert verdict == STOPPED
+    begun = control(state="stopping", limits=Limits(workers=5))
+    store.put(layout.control(FLEET), begun.to_bytes())
+    controller = takeover.attach(SETTINGS, store, request.Request(quiet=True), run)
+    assert controller.fleet.plan.workers == 5, "as at its start"
+    assert controller.run() == STOPPED
     sight = look.look(store, FLEET)
     assert (sight.state, sight.control.outcome) == ("ended", "stopped")
     assert sight.summary is not None
     assert (sight.summary["cancelled"], sight.summary["samples"]["total"]) == (2, 2)
+
+
+def resumed(
+    store: LocalStorage, monkeypatch: pytest.MonkeyPatch, asked: request.Request, shipped: dict[str, Any], **before: Any
+) -> Control:
+    """What stands in control.json when a fleet is driven on that had lost its controller, by `--run-id`."""
+    fields: dict[str, Any] = {"owner": "me", "controller": ""} | before
+    owned(store, **fields)
+    monkeypatch.setattr(submit.lanes, "answers", lambda lane: True)
+    monkeypatch.setattr(submit, "attach", lambda *_: "driven on")
+    old = Manifest.from_json(store.get(layout.manifest(FLEET)).body)
+    assert submit.resume(SETTINGS, store, asked, old, shipped) == "driven on"
+    assert Manifest.from_json(store.get(layout.manifest(FLEET)).body) == old
+    return Control.from_json(store.get(layout.control(FLEET)).body)
+
+
+def test_a_fleet_that_runs_on_takes_the_guards_and_limits_of_a_resume(
+    store: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = request.Request(
+        workers=3,
+        concurrency=2,
+        job_timeout_s=3.0,
+        deadline=timedelta(minutes=30),
+        guards=Guards(token_budget=5),
+        typed=frozenset({"deadline"}),
+    )
+    limits = request.LOCAL_LIMITS.model_copy(update={"visibility_s": 99})
+    found = resumed(store, monkeypatch, asked, {"secrets": [], "versions": {"python": "4"}}, limits=limits)
+    assert (found.round, found.state, found.budgeted, found.guards) == (1, "running", True, Guards(token_budget=5))
+    assert (found.limits.workers, found.limits.concurrency_per_worker, found.limits.job_timeout_s) == (3, 2, 3.0)
+    assert found.limits.control_s < limits.control_s
+    assert found.limits.visibility_s == 99, "its queues were made with that"
+    assert found.deadline <= now() + timedelta(minutes=30)
+
+
+def test_the_deadline_of_a_fleet_that_runs_on_comes_sooner_or_stays(
+    store: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadline = now() + timedelta(hours=1)
+    untold = request.Request(deadline=timedelta(hours=12))
+    assert resumed(store, monkeypatch, untold, {}, deadline=deadline).deadline == deadline
+    later = replace(untold, typed=frozenset({"deadline"}))
+    said = sentence(lambda: resumed(store, monkeypatch, later, {}, deadline=deadline))
+    assert f"still runs, until {deadline:%Y-%m-%d %H:%M} UTC at the latest: --deadline can make that sooner" in said
+
+
+@pytest.mark.parametrize(
+    ("asked", "shipped", "what"),
+    [
+        ({}, {"arguments": {"retry_attempts": 3}}, "options of Inspect's"),
+        ({}, {"code": "c" * 32, "code_root": "/mended", "requirements": ["x==1"]}, "code or packages"),
+        ({"typed": frozenset({"secrets"})}, {"secrets": ["MINE"]}, "secrets"),
+        ({"slots": 2, "guards": Guards(canary=True)}, {}, "--slots or --canary"),
+    ],
+)
+def test_what_a_fleet_that_runs_on_cannot_take_is_refused(
+    asked: dict[str, Any], shipped: dict[str, Any], what: str, store: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = sentence(lambda: resumed(store, monkeypatch, request.Request(**asked), shipped))
+    assert f"still runs, and takes no other {what}: attach to it as it is, or stop it first" in said
+    assert f"ct fleet stop {FLEET}" in said
+    assert Control.from_json(store.get(layout.control(FLEET)).body).limits == Limits()
+
+
+def test_more_workers_are_no_other_machines() -> None:
+    had = Machines(
+        estate="e", markets=["spot"], images={"x86_64": "ami-1"}, instance_types={"x86_64": ["m"]}, workers=2
+    )
+    run = manifest(spec(1)).model_copy(update={"backend": "ec2", "machines": had})
+    asked = request.Request(workers=9)
+    assert running.told(asked, run, control(), {"machines": had.model_copy(update={"workers": 9})}).round == 1
+    said = sentence(lambda: running.told(asked, run, control(), {"machines": had.model_copy(update={"images": {}})}))
+    assert "takes no other machines" in said
 
 
 @pytest.mark.parametrize(

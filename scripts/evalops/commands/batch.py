@@ -256,6 +256,8 @@ def _closing(
     ui.note(f"logs    {seen.place.url}")
     if any(row.state != "success" for row in seen.rows):
         ui.note(f"resume  {hints.resume(target.run.fleet_id, 'batch')}")
+    if any(row.state == "error" for row in seen.rows):
+        ui.note(f"mended  {hints.SHIP_ANEW}")
 
 
 def job_record(job: states.Job) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from evalops.fleet.fleet import Fleet
 from evalops.fleet.guards import Verdict
 from evalops.fleet.stream import Fenced
 from evalops.fleet.view import results_table
-from evalops.hints import at_root, resume
+from evalops.hints import SHIP_ANEW, at_root, resume
 from evalops.report import build as report
 from evalops.settings import Settings
 from evalops.ui import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_LEFT_RUNNING, EXIT_STOPPED, Failure, emit_json, note
@@ -118,6 +118,8 @@ def _closing(fleet: Fleet, verdict: Verdict, shown: str | None) -> None:
         note(f"partial {fleet.storage.url(layout.partials(fleet_id).rstrip('/'))} (where a resume goes on)")
     if verdict.ending != "complete":
         note(f"resume  {resume(fleet_id, fleet.manifest.backend)}")
+        if fleet.manifest.code is not None and any(job.status == "failed" for job in fleet.ledger.jobs.values()):
+            note(f"mended  {SHIP_ANEW}")
 
 
 def _has_partials(fleet: Fleet) -> bool:

@@ -1,10 +1,12 @@
 """`ct run eval` and `ies run fleet`: submit an evaluation to a fleet and follow it to its end."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from evalops import planner, shipping
 from evalops.commands.detach import detach
@@ -16,7 +18,7 @@ from evalops.fleet.request import DEFAULT_WORKERS, FAR_SLOTS, Request, workers_o
 from evalops.fleet.stream import Fenced
 from evalops.fleet.workers import default_slots
 from evalops.infra.estate import Estate
-from evalops.inspect_options import InspectCommand, TypedArguments, given_names, typed_arguments
+from evalops.inspect_options import InspectCommand, TypedArguments, typed_arguments, typed_names
 from evalops.settings import Settings, settings
 from evalops.shards import Wish
 from evalops.ui import EXIT_USAGE, Failure, emit_json, fail, note
@@ -78,7 +80,11 @@ def machine_options(command: Any) -> Any:
     metavar="N",
     help="Connections to each model of all running jobs together, divided over them as they come and go.",
 )
-@click.option("--run-id", type=RunId(), help="Resume this run: only what has not completed runs again.")
+@click.option(
+    "--run-id",
+    type=RunId(),
+    help="Resume this run: only what has not completed runs again, bounded as before where nothing else is typed.",
+)
 @click.option("--new-fleet", is_flag=True, help="Start a fleet even if one with the same jobs is running.")
 @click.option("--force", is_flag=True, help="With --run-id: resume under another version of Inspect.")
 @click.option("--package", "packages", multiple=True, metavar="REQ", help="A package that the run needs; repeatable.")
@@ -94,7 +100,11 @@ def machine_options(command: Any) -> Any:
 @click.option("--estimate", is_flag=True, help="Print jobs, samples and workers, and stop.")
 @click.option("--yes", is_flag=True, help="For scripts; nothing is asked so far.")
 @click.option(
-    "--deadline", type=Duration(), default="12h", show_default=True, help="When the fleet ends whatever happens."
+    "--deadline",
+    type=Duration(),
+    default="12h",
+    show_default=True,
+    help="When the fleet ends whatever happens; a resume counts it anew.",
 )
 @click.option("--job-timeout", type=Duration(), help="The longest that one attempt of a job may run.")
 @click.option(
@@ -104,7 +114,7 @@ def machine_options(command: Any) -> Any:
     help="Stop when the run's tokens have cost so much, by the prices of --model-cost-config.",
 )
 @click.option("--token-budget", type=click.IntRange(1), help="Stop when the run has used so many tokens.")
-@click.option("--canary", is_flag=True, help="Run one sample per task and model first; all must pass.")
+@click.option("--canary/--no-canary", help="Run one sample per task and model first; all must pass.")
 @click.option(
     "--max-failed-share",
     type=click.FloatRange(0, 1),
@@ -154,8 +164,15 @@ def run_eval(ctx: click.Context, /, **options: Any) -> None:
     if options["detach"]:
         detach()
         return
-    surroundings = settings()
-    request = Request(
+    try:
+        _run(ctx, options, settings())
+    except (ServiceError, Fenced, prices.BadPrices) as error:
+        raise Failure(str(error), EXIT_USAGE) from error
+
+
+def _request(options: dict[str, Any], typed: frozenset[str]) -> Request:
+    """What is asked of the fleet beside what is said to Inspect."""
+    return Request(
         workers=options["max_workers"],
         concurrency=options["concurrency_per_worker"],
         slots=options["slots"],
@@ -174,11 +191,8 @@ def run_eval(ctx: click.Context, /, **options: Any) -> None:
         queues="estate" if options["ec2"] else options["queues"],
         wait=options["wait"],
         quiet=options["json_output"],
+        typed=typed,
     )
-    try:
-        _run(ctx, options, surroundings, request)
-    except (ServiceError, Fenced, prices.BadPrices) as error:
-        raise Failure(str(error), EXIT_USAGE) from error
 
 
 MACHINE_OPTIONS = {
@@ -213,15 +227,22 @@ class Target:
     estate: Estate | None = None
 
 
-def _target(options: dict[str, Any], surroundings: Settings, request: Request) -> Target:
+def _target(options: dict[str, Any], surroundings: Settings) -> Target:
     """Check who we are on AWS, and with what estate."""
     if not options["ec2"]:
         return Target("local", surroundings)
     from evalops.ec2 import preflight as ec2_preflight
 
     surroundings, estate = ec2_preflight.surroundings(surroundings)
-    ec2_preflight.check_deadline(request.deadline, estate)
     return Target("ec2", surroundings, estate)
+
+
+def _check_deadline(target: Target, request: Request) -> None:
+    """Refuse what the estate's machines would not live to see."""
+    if target.estate is not None:
+        from evalops.ec2 import preflight as ec2_preflight
+
+        ec2_preflight.check_deadline(request.deadline, target.estate)
 
 
 def _machines(
@@ -263,12 +284,13 @@ def _at_once(jobs: list[JobSpec]) -> int:
     return sum(not job.merges for job in jobs)
 
 
-def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, request: Request) -> None:
+def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings) -> None:
     given = typed_arguments(ctx, resuming=options["run_id"] is not None)
     if options["run_id"] and not given.tasks:
         check_alone(ctx)
+    typed = _typed(ctx)
     wishes = shipping.Wishes(options["packages"], options["secrets"], options["require_clean"], options["ship_code"])
-    target = _target(options, surroundings, request)
+    target = _target(options, surroundings)
     surroundings, backend = target.surroundings, target.backend
     luggage = shipping.prepare(wishes, backend, surroundings.estate, Path.cwd(), target.estate)
     resumed: Manifest | None = None
@@ -277,8 +299,10 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings, re
         storage = preflight.open_root(surroundings)
         resumed = preflight.read_manifest(storage, surroundings, options["run_id"])
         _check_same_backend(resumed, backend)
-        request = _as_before(request, storage, resumed)
+        options |= _as_before(typed, Control.from_json(storage.get(layout.control(resumed.fleet_id)).body))
         shipping.check_versions(resumed, force=options["force"])
+    request = _request(options, typed)
+    _check_deadline(target, request)
     planned = resumed is None or bool(given.tasks)
     if resumed is not None and not planned:
         _check_models(ctx, resumed)
@@ -338,7 +362,7 @@ def _check_same_backend(manifest: Manifest, backend: shipping.Backend) -> None:
 
 def _check_models(ctx: click.Context, resumed: Manifest) -> None:
     """Without tasks a resume keeps the run's own models too."""
-    models = given_names(ctx)[1]
+    models = typed_names(ctx)[1]
     if models and set(models) != {spec.model for spec in resumed.jobs}:
         fail(f"the run {resumed.fleet_id} has other models: leave --model away, or start a new run")
 
@@ -348,12 +372,34 @@ def _arguments(given: TypedArguments, resumed: Manifest | None) -> dict[str, Any
     return prices.resolved(given.arguments if resumed is None or given.tasks else decode(resumed.arguments))
 
 
-def _as_before(request: Request, storage: Storage, resumed: Manifest) -> Request:
-    """A resume's model connections: as many as before, unless a number is given anew."""
-    if request.connections is not None:
-        return request
-    control = Control.from_json(storage.get(layout.control(resumed.fleet_id)).body)
-    return replace(request, connections=control.limits.fleet_connections)
+def _as_before(typed: frozenset[str], control: Control) -> dict[str, Any]:
+    """The options of a resume that were not typed, as the run had them; what its record does not know is left out."""
+    limits, guards = control.limits, control.guards
+    had = {
+        "max_workers": limits.workers,
+        "concurrency_per_worker": limits.concurrency_per_worker,
+        "slots": limits.slots,
+        "fleet_connections": limits.fleet_connections,
+        "deadline": _duration(limits.deadline_s),
+        "job_timeout": _duration(limits.job_timeout_s),
+        "hung_after": _duration(limits.hung_after_s),
+        "on_hung": limits.on_hung,
+        "budget": guards.budget_usd,
+        "token_budget": guards.token_budget,
+        "canary": guards.canary,
+        "max_failed_share": guards.max_failed_share,
+        "stall_after": _duration(guards.stall_after_s),
+    }
+    return {name: value for name, value in had.items() if value is not None and name not in typed}
+
+
+def _typed(ctx: click.Context) -> frozenset[str]:
+    """The command's own parameters that stand on the command line."""
+    return frozenset(name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE)
+
+
+def _duration(seconds: float | None) -> timedelta | None:
+    return None if seconds is None else timedelta(seconds=seconds)
 
 
 def _check_connections(options: dict[str, Any], request: Request, resumed: Manifest | None) -> int:

@@ -18,7 +18,7 @@ from evalops.commands.planning import check_alone, plan_jobs
 from evalops.ec2 import preflight
 from evalops.fleet import preflight as run_checks
 from evalops.infra.estate import Estate
-from evalops.inspect_options import InspectCommand, TypedArguments, typed_arguments
+from evalops.inspect_options import InspectCommand, TypedArguments, typed_arguments, typed_names
 from evalops.logs import local_run, places
 from evalops.logs import rows as log_rows
 from evalops.logs.metadata import Models
@@ -191,11 +191,8 @@ def _resumed(
     if manifest.backend != "batch":
         how = hints.at_root(hints.resume(manifest.fleet_id, manifest.backend), surroundings.bucket)
         ui.fail(f"the run {manifest.fleet_id} began on {manifest.backend}: resume it by {how}")
-    if (
-        not given.tasks
-        and ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
-        and {str(model) for model in given.models} != {job.model for job in manifest.jobs}
-    ):
+    models = typed_names(ctx)[1]
+    if not given.tasks and models and set(models) != {job.model for job in manifest.jobs}:
         ui.fail(f"the run {manifest.fleet_id} has other models: leave --model away, or start a new run")
     shipping.check_versions(manifest, force=options["force"])
     if busy := local_run.living_owner(storage, manifest.fleet_id, local_run.last_seen(storage, manifest.fleet_id)):

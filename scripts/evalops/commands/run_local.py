@@ -15,9 +15,9 @@ from evalops.hints import resume
 from evalops.inspect_options import (
     InspectCommand,
     apply_common_options,
-    given_names,
     suppose,
     typed_arguments,
+    typed_names,
 )
 from evalops.logs import local_run, places, rows
 from evalops.logs.metadata import Models
@@ -83,7 +83,7 @@ def _manifest(storage: Storage, run_id: str) -> Manifest | None:
 
 def _as_before(ctx: click.Context, manifest: Manifest) -> bool:
     """Take from the manifest what was not typed, and go to where the run was submitted. True when nothing was typed."""
-    tasks, models = given_names(ctx)
+    tasks, models = typed_names(ctx)
     suppose(
         ctx,
         tasks=None if tasks else list(dict.fromkeys(job.task for job in manifest.jobs)),

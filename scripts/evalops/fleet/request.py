@@ -3,16 +3,18 @@
 Made by the commands, read by everything that starts a fleet or drives one on.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from evalworker.contract.documents import Guards, Limits, Manifest
 
 LOCAL_LIMITS = Limits(visibility_s=15, heartbeat_s=5.0, control_s=1.0)
 """On one machine, looking is cheap: workers notice everything sooner than on AWS."""
 
-BUDGETED_CONTROL_S = {"local": 0.2, "ec2": 2.0, "batch": 2.0}
+Backend = Literal["local", "ec2", "batch"]
+
+BUDGETED_CONTROL_S: dict[Backend, float] = {"local": 0.2, "ec2": 2.0, "batch": 2.0}
 """How often workers look whether to stop when each sample costs money that is counted."""
 
 DEFAULT_WORKERS = 2
@@ -36,6 +38,7 @@ class Request:
         hung_after_s, on_hung: see `Limits`. guards: see `Guards`.
         queues: of this machine, or one of the estate's lanes; wait: for a lane that becomes free.
         connections: to models, of all running jobs together; None leaves them to Inspect.
+        typed: names of the command's own parameters that stand on the command line.
     """
 
     workers: int | None = None
@@ -50,6 +53,7 @@ class Request:
     wait: bool = False
     quiet: bool = False
     connections: int | None = None
+    typed: frozenset[str] = frozenset()
 
 
 def workers_of(request: Request, manifest: Manifest) -> int:
@@ -57,10 +61,23 @@ def workers_of(request: Request, manifest: Manifest) -> int:
     return request.workers or (manifest.machines.workers if manifest.machines else DEFAULT_WORKERS)
 
 
-def limits_of(request: Request, backend: Literal["local", "ec2", "batch"]) -> Limits:
+def as_begun(request: Request, limits: Limits) -> Request:
+    """What somebody asks for who drives a fleet on: of workers and slots, where he says nothing, what it had."""
+    return replace(request, workers=request.workers or limits.workers, slots=request.slots or limits.slots)
+
+
+def limits_of(request: Request, backend: Backend) -> Limits:
     """The workers' bounds. On this machine looking is cheap; elsewhere the defaults hold, which bound the number of AWS calls."""
-    given = {
+    return adjusted(LOCAL_LIMITS if backend == "local" else Limits(), request, backend)
+
+
+def adjusted(limits: Limits, request: Request, backend: Backend) -> Limits:
+    """Limits with all in them that options say."""
+    given: dict[str, Any] = {
+        "workers": request.workers if backend == "local" else None,
         "concurrency_per_worker": request.concurrency,
+        "slots": request.slots,
+        "deadline_s": request.deadline.total_seconds(),
         "job_timeout_s": request.job_timeout_s,
         "hung_after_s": request.hung_after_s,
         "on_hung": request.on_hung,
@@ -68,20 +85,12 @@ def limits_of(request: Request, backend: Literal["local", "ec2", "batch"]) -> Li
     }
     if budgeted(request.guards):
         given["control_s"] = BUDGETED_CONTROL_S[backend]
-    if backend == "local":
-        return LOCAL_LIMITS.model_copy(update=given)
-    return Limits().model_copy(update=given | {"slots": request.slots})
+    return limits.model_copy(update=given)
 
 
 def budgeted(guards: Guards) -> bool:
     """Whether somebody has to count the money."""
     return guards.budget_usd is not None or guards.token_budget is not None
-
-
-def inherited(guards: Guards, earlier: Guards) -> Guards:
-    """A resume's guards: a budget belongs to the run, so one that is not given anew stays."""
-    kept = {name: getattr(earlier, name) for name in ("budget_usd", "token_budget") if getattr(guards, name) is None}
-    return guards.model_copy(update=kept)
 
 
 def deadline_of(text: str) -> timedelta:

@@ -7,12 +7,11 @@ Design, section 7.
 import contextlib
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from evalops import code, embedded, shipping
-from evalops.fleet import lanes
+from evalops.fleet import lanes, running
 from evalops.fleet.assemble import fleet_folder, fleet_of, fleet_start
 from evalops.fleet.controller import Controller
 from evalops.fleet.guards import over_budget
@@ -20,7 +19,7 @@ from evalops.fleet.heartbeat import BEAT_S, still_here
 from evalops.fleet.ledger import Ledger
 from evalops.fleet.merges import at_once
 from evalops.fleet.ownership import controller_gone, controller_name, refuse_if_driven
-from evalops.fleet.request import Request, budgeted, inherited, limits_of, workers_of
+from evalops.fleet.request import Request, budgeted, limits_of, workers_of
 from evalops.fleet.stream import EventStream
 from evalops.fleet.takeover import attach, close_abandoned
 from evalops.fleet.workers import LocalPool
@@ -98,7 +97,8 @@ def resume(
     """A new round of a run that has ended: what has not completed runs again. None when everything has completed.
 
     `shipped`: the manifest's fields that change, as `shipping` gives them.
-    A run that goes on without a controller is driven on instead; one whose queues are gone has ended without saying so.
+    A run that goes on without a controller is driven on instead, with what of this it can still take; one whose queues are gone has ended
+    without saying so.
     """
     stored = storage.get(layout.control(manifest.fleet_id))
     control = Control.from_json(stored.body)
@@ -108,6 +108,8 @@ def resume(
         refuse_if_driven(manifest.fleet_id, control)
         lane = lanes.find(storage, manifest.fleet_id)
         if lane is not None and lanes.answers(lane):
+            wish = running.told(request, manifest, control, shipped)
+            storage.replace(layout.control(manifest.fleet_id), wish.to_bytes(), stored.etag)
             return attach(settings, storage, request, manifest)
         if manifest.machines is None:
             _end_workers(settings, manifest)
@@ -118,7 +120,6 @@ def resume(
     stream.close()
     if not ledger.new_round(control.round + 1):
         return None
-    request = replace(request, guards=inherited(request.guards, control.guards))
     if (spent := over_budget(request.guards, ledger.spend)) is not None:
         fail(f"{manifest.fleet_id}: {spent.reason}; resume it with a larger one")
     control = control.model_copy(

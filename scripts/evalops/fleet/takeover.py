@@ -13,7 +13,7 @@ from evalops.fleet.fleet import Fleet
 from evalops.fleet.heartbeat import BEAT_S, still_here
 from evalops.fleet.ledger import Ledger
 from evalops.fleet.ownership import controller_gone, controller_name, refuse_if_driven
-from evalops.fleet.request import Request, workers_of
+from evalops.fleet.request import Request, as_begun, workers_of
 from evalops.fleet.stream import Fenced
 from evalops.fleet.workers import NoPool, Pool
 from evalops.settings import Settings
@@ -94,6 +94,7 @@ def _take_over(
     stored = storage.get(layout.control(manifest.fleet_id))
     control = Control.from_json(stored.body).model_copy(update={"beat": now(), "controller": controller_name()})
     etag = storage.replace(layout.control(manifest.fleet_id), control.to_bytes(), stored.etag)
+    request = as_begun(request, control.limits)
     for turn in range(CLAIM_TRIES):
         ledger = Ledger(manifest.jobs, control.round)
         fleet = fleet_of(settings, storage, request, manifest, control, etag, ledger, lane, pool)

@@ -133,11 +133,14 @@ class Limits(Part):
     `controller_silent_s`: with a budget, no job is taken when the controller has been silent for so long, because nobody counts the
     money. `disk_free_min`: bytes that must be free for a job to be taken. `hung_after_s`, `on_hung`: a sample in which nothing has
     happened for so long is reported, or ended with an error too. `fleet_connections`: model connections of all running jobs
-    together, None where each has as many as Inspect gives it.
+    together, None where each has as many as Inspect gives it. `workers` (at the most, on this machine: `Machines` holds those of EC2),
+    `slots` and `deadline_s` (counted from a round's start) are as they were given, None where they were not: for whoever goes on.
     """
 
+    workers: int | None = None
     concurrency_per_worker: int = 10
     slots: int | None = None
+    deadline_s: float | None = None
     visibility_s: int = 60
     heartbeat_s: float = 10.0
     control_s: float = 10.0
