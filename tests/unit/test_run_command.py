@@ -60,7 +60,7 @@ def test_storage_that_is_away_at_the_end_does_not_change_the_exit_code(
         monkeypatch.setattr(follow, name, lambda *_: None)
     ended = SimpleNamespace(
         fleet_id=FLEET,
-        manifest=SimpleNamespace(backend="local"),
+        manifest=SimpleNamespace(backend="local", code=None),
         storage=storage,
         ledger=SimpleNamespace(jobs={}),
         stream=SimpleNamespace(path=tmp_path / "e"),
@@ -297,10 +297,10 @@ def test_a_shell_that_is_set_to_a_model_says_nothing_of_the_run_that_goes_on(mon
         fleet_id=FLEET, created=now(), backend="local", jobs=[job], arguments={}, models=[], submit_dir="."
     )
     monkeypatch.setenv("INSPECT_EVAL_MODEL", "scripted/wrong")
-    run._check_alone(typed("--run-id", FLEET), resumed)
-    run._check_alone(typed("--run-id", FLEET, "--model", "scripted/good"), resumed)
+    run._check_models(typed("--run-id", FLEET), resumed)
+    run._check_models(typed("--run-id", FLEET, "--model", "scripted/good"), resumed)
     with pytest.raises(Failure, match="has other models: leave --model away"):
-        run._check_alone(typed("--run-id", FLEET, "--model", "scripted/wrong"), resumed)
+        run._check_models(typed("--run-id", FLEET, "--model", "scripted/wrong"), resumed)
 
 
 BEFORE = Machines(
