@@ -228,7 +228,7 @@ def test_a_run_that_somebody_owns_is_left_alone(root):
     with local_run.alive(root, run_id, local_run.last_seen(root, run_id)):
         busy = CliRunner().invoke(run_local, ["--run-id", run_id])
         assert busy.exit_code == 2 and "is running it" in busy.stderr
-        assert "Finished" in ies(status, "check", "--run-id", run_id)
+        assert "It has not ended yet: last sign of life" in ies(status, "check", "--run-id", run_id)
     run("--run-id", run_id)
 
 

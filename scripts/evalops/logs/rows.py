@@ -5,7 +5,7 @@ is dead: nobody writes it any more, and a retry continues from it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -35,12 +35,15 @@ class Job:
     Attributes:
         ended: how it ended without a log (`failed: oom`), None if it has not ended or left a log.
         partial: the unfinished log that a worker keeps for it.
+        again: a living owner runs it once more, so the end that its log tells of is not the last word; `going`: it has begun to.
         completed, errored: counted from the event stream.
     """
 
     spec: JobSpec
     ended: str | None = None
     partial: Chosen | None = None
+    again: bool = False
+    going: bool = False
     completed: int = 0
     errored: int = 0
     last: datetime | None = None
@@ -142,17 +145,21 @@ def ago(then: datetime, now: datetime) -> str:
 
 def rows(chosen: Sequence[Chosen], around: Surroundings, price_of: cost.PriceOf) -> list[Row]:
     """A row for each log that counts and for each planned job that has none yet."""
-    taken: set[int] = set()
-    unplanned: list[Job] = []
-    for job in around.planned:
-        index = next((i for i, one in enumerate(chosen) if i not in taken and fits(job.spec, one.log.facts)), None)
-        if index is None:
-            unplanned.append(job)
-        else:
-            taken.add(index)
-    found = [_of_log(one, around, price_of) for one in chosen]
-    found += [_of_job(job, around, price_of) for job in unplanned]
+    own = match([job.spec for job in around.planned], chosen)
+    job_of = {one.log.info.key: job for job, one in zip(around.planned, own, strict=True) if one is not None}
+    found = [_of_log(one, around, price_of, job_of.get(one.log.info.key)) for one in chosen]
+    found += [_of_job(job, around, price_of) for job, one in zip(around.planned, own, strict=True) if one is None]
     return sorted(found, key=lambda row: (row.task, row.model, canonical(row.args), row.file))
+
+
+def match(specs: Sequence[JobSpec], chosen: Sequence[Chosen]) -> list[Chosen | None]:
+    """The log of each planned job, None where it has none; a log is one job's alone."""
+    free = dict(enumerate(chosen))
+    found = []
+    for spec in specs:
+        index = next((index for index, one in free.items() if fits(spec, one.log.facts)), None)
+        found.append(None if index is None else free.pop(index))
+    return found
 
 
 def fits(spec: JobSpec, facts: Facts) -> bool:
@@ -175,11 +182,16 @@ def bare(task: str) -> str:
     return task.rsplit("/", 1)[-1]
 
 
-def _of_log(one: Chosen, around: Surroundings, price_of: cost.PriceOf) -> Row:
+def _of_log(one: Chosen, around: Surroundings, price_of: cost.PriceOf, job: Job | None = None) -> Row:
     facts, info = one.log.facts, one.log.info
     written = max(filter(None, (info.modified, around.writes.get(info.key))))
     age = (around.now - written).total_seconds()
     state, remark = state_of(facts, age, around)
+    if job is not None and job.again and state not in ("success", "partial", "running"):
+        before = f"retrying; before: {': '.join(filter(None, (state, remark)))}"
+        if job.partial is not None:
+            return replace(_of_log(job.partial, around, price_of), state="running", remark=before)
+        state, remark = ("running" if job.going else "waiting"), before
     completed = facts.completed
     if completed is None and facts.status == "started":
         completed = facts.logged
@@ -280,6 +292,8 @@ def headline(found: Sequence[Row], around: Surroundings, run_id: str | None) -> 
         return f"Running ({tally})." + _quiet(min(ages, default=None))
     if waiting and around.alive:
         return f"Waiting for a worker to start, {around.owner} ({tally})."
+    if around.alive:
+        return f"It has not ended yet: {around.owner} ({tally})."
     retry = f" To go on: {_retry_command(run_id, around.backend)}" if run_id else ""
     if not bad:
         return f"Finished: {tally}."
