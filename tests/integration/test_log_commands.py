@@ -163,6 +163,33 @@ def test_a_retry_after_summarize_redoes_only_what_failed(root):
     assert len(shown) == 2
     for key in shown.values():
         assert dashboard_reader.load(root.get(key).body).location == root.url(key.removesuffix(".dashboard.json"))
+    before = tree(root)
+    assert "Finished: 2 success." in ies(status, "check", "--run-id", run_id)
+    done = CliRunner().invoke(run_local, ["--run-id", run_id])
+    assert done.exit_code == 0 and "nothing to run" in done.stderr
+    assert tree(root) == before
+
+
+@pytest.mark.parametrize("root", ["directory"], indirect=True)
+def test_a_retry_does_not_run_again_what_was_promoted(root):
+    Path("broken").write_text("yes")
+    failing = ("--continue-on-fail", "--retry-attempts", "0")
+    run_id = run("tasks.py@sums", "tasks.py@sometimes", "--model", "scripted/good", *failing, code=1)
+    ies(summarize, "--run-id", run_id, code=1)
+    ies(promote, "--run-id", run_id, "--with-logs")
+    Path("broken").write_text("")
+    before = tree(root)
+    refused = CliRunner().invoke(run_local, ["--run-id", run_id])
+    assert refused.exit_code == 2 and "tasks.py@sums with scripted/good: it has completed" in refused.stderr
+    assert tree(root) == before
+    assert run("tasks.py@sometimes", "--model", "scripted/good", *failing[:1], "--run-id", run_id) == run_id
+    assert "Finished: 2 success." in ies(status, "check", "--run-id", run_id)
+    run("--run-id", run_id, "--force")
+    rows = json.loads(ies(status, "check", "--run-id", run_id, "--json"))["rows"]
+    assert {(row["task"], row["state"], row["superseded"]) for row in rows} == {
+        ("sums", "success", 1),
+        ("sometimes", "success", 0),
+    }
 
 
 @pytest.mark.parametrize("root", ["directory"], indirect=True)

@@ -53,8 +53,8 @@ def summarize(
         place = places.of_log_dir(log_dir, run_id) if log_dir else places.of_run(run_id or "")
         models, evaluations = Models(model_metadata), Evaluations(task_metadata)
         seen = survey(place, models.price)
-        if not seen.chosen:
-            ui.fail(f"There are no logs in {place.url}.")
+        if not seen.directory.logs:
+            ui.fail(f"There are no logs in {place.url}{'; they were promoted' if seen.chosen else ''}.")
         with ui.progress("packing") as bar:
             work = Work(
                 place.storage,

@@ -13,6 +13,7 @@ from evalops.hints import resume, unattended
 from evalops.logs import cost
 from evalops.logs.choose import Chosen
 from evalops.logs.facts import Facts, Score
+from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec
 from evalworker.contract.ids import task_file
 from evalworker.contract.jsonio import canonical
@@ -24,6 +25,9 @@ BEAT_FRESH_S = 180.0
 
 STALE_S = 900.0
 """Without an owner's word: a log that nobody has written for so long is dead. Shared logs are written every minute."""
+
+GOOD: frozenset[State] = frozenset({"success"})
+"""What has come to its end as it was meant to."""
 
 RETRYABLE: frozenset[State] = frozenset({"partial", "error", "cancelled", "dead", "unreadable", "waiting"})
 
@@ -69,7 +73,7 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Row:
-    """One (task, model) as status shows it. `age_s`: seconds since the last write; None where nothing was written."""
+    """One (task, model) as status shows it. `age_s`: seconds since the last write; None where nothing was written. `job_id`: as planned."""
 
     task: str
     model: str
@@ -87,6 +91,7 @@ class Row:
     log: str | None
     remark: str
     file: str = ""
+    job_id: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON values; metrics as {scorer: {metric: value}}."""
@@ -190,8 +195,12 @@ def _of_log(one: Chosen, around: Surroundings, price_of: cost.PriceOf, job: Job 
     if job is not None and job.again and state not in ("success", "partial", "running"):
         before = f"retrying; before: {': '.join(filter(None, (state, remark)))}"
         if job.partial is not None:
-            return replace(_of_log(job.partial, around, price_of), state="running", remark=before)
+            return replace(
+                _of_log(job.partial, around, price_of), state="running", remark=before, job_id=job.spec.job_id
+            )
         state, remark = ("running" if job.going else "waiting"), before
+    if layout.is_promoted(info.key):
+        remark = "; ".join(filter(None, (f"promoted to {info.key.rpartition('/')[0]}", remark)))
     completed = facts.completed
     if completed is None and facts.status == "started":
         completed = facts.logged
@@ -212,6 +221,7 @@ def _of_log(one: Chosen, around: Surroundings, price_of: cost.PriceOf, job: Job 
         log=info.key,
         remark=remark,
         file=facts.file,
+        job_id=job.spec.job_id if job else None,
     )
 
 
@@ -240,12 +250,13 @@ def state_of(facts: Facts, age_s: float, around: Surroundings) -> tuple[State, s
 
 def _of_job(job: Job, around: Surroundings, price_of: cost.PriceOf) -> Row:
     if job.partial is not None:
-        return _of_log(job.partial, around, price_of)
+        return replace(_of_log(job.partial, around, price_of), job_id=job.spec.job_id)
     state: State = "waiting"
     remark = ""
     begun = job.completed + job.errored > 0
     if job.ended is not None:
-        state, remark = ("cancelled" if job.ended.startswith("cancelled") else "error"), job.ended
+        remark = job.ended
+        state = _ENDS.get(remark.partition(":")[0], "error")
     elif begun:
         state = "dead" if around.alive is False else "running"
         remark = around.owner if state == "dead" else ""
@@ -266,7 +277,11 @@ def _of_job(job: Job, around: Surroundings, price_of: cost.PriceOf) -> Row:
         log=None,
         remark=remark,
         file=task_file(job.spec.task.rpartition("@")[0]),
+        job_id=job.spec.job_id,
     )
+
+
+_ENDS: dict[str, State] = {"completed": "success", "cancelled": "cancelled"}
 
 
 def shorten(text: str, limit: int = 120) -> str:

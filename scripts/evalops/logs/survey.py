@@ -7,6 +7,7 @@ is said, and the rest goes on.
 import os
 import socket
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypeVar
@@ -19,7 +20,8 @@ from evalops.logs.cache import FactsCache
 from evalops.logs.choose import Chosen, choose
 from evalops.logs.events import Progress
 from evalops.logs.places import Place
-from evalops.logs.reading import Directory, Listed, list_directory, read_all
+from evalops.logs.promote import Promoted
+from evalops.logs.reading import THREADS, Directory, Listed, list_directory, read_all
 from evalworker.contract import layout
 from evalworker.contract.documents import BatchRound, Control, JobDone, Manifest, wholes
 from evalworker.contract.wire import Unreadable, Wire, now
@@ -82,7 +84,8 @@ def survey(
     problems: list[str] = []
     directory = list_directory(place.storage, place.prefix)
     cache = FactsCache(place.url) if cached else None
-    listed = read_all(place.storage, directory.logs, cache, started(len(directory.logs)))
+    logs = [*directory.logs, *_promoted(place, directory, problems)]
+    listed = read_all(place.storage, logs, cache, started(len(logs)))
     manifest = control = None
     jobs: list[state.Job] = []
     if place.run_id is not None:
@@ -112,6 +115,26 @@ def survey(
     )
     rows = state.rows(chosen, around, price_of)
     return Survey(place, directory, chosen, rows, around, manifest, control, current, problems)
+
+
+def _promoted(place: Place, directory: Directory, problems: list[str]) -> list[Info]:
+    """The run's logs that were promoted away: a mark in the directory names each. Where there is none, this asks for nothing."""
+    if place.run_id is None or place.prefix != layout.working(place.run_id):
+        return []  # the keys of a plain directory are not the root's
+    there = {f"{info.key}{layout.PROMOTED_SUFFIX}" for info in directory.logs}
+    marks = [key for key in directory.others if key.endswith(layout.PROMOTED_SUFFIX) and key not in there]
+
+    def find(key: str) -> Info | None:
+        mark = document(place.storage, key, Promoted, problems)
+        info = place.storage.head(mark.log) if mark is not None else None
+        if mark is not None and info is None:
+            problems.append(
+                f"{key.removesuffix(layout.PROMOTED_SUFFIX)} was promoted to {mark.log}, which is not there"
+            )
+        return info
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return [info for info in pool.map(find, marks) if info is not None]
 
 
 def _runs_on(storage: Storage, control: Control, problems: list[str]) -> bool:
@@ -258,6 +281,12 @@ def _partial(storage: Storage, run_id: str, job_id: str, since: datetime | None 
     unfinished = [info for info in logs if since is None or info.modified >= since]
     best = choose(read_all(storage, unfinished)) if unfinished else []
     return best[0] if best else None
+
+
+def away(found: Survey) -> set[str]:
+    """The ids of jobs that are done although their logs are not in the run's directory: what runs there would run them again."""
+    done = (row for row in found.rows if row.state in state.GOOD and row.job_id is not None)
+    return {str(row.job_id) for row in done if not (row.log or "").startswith(found.place.prefix)}
 
 
 def as_json(found: Survey) -> dict[str, Any]:

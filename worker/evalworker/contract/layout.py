@@ -167,6 +167,10 @@ REPLACED_SUFFIX = ".replaced.json"
 """What stands beside `<log>.eval`: the dashboard's file, the download, and a dashboard file that another run's has replaced."""
 
 
+PROMOTED_SUFFIX = ".promoted"
+"""What stands in the place of a working log that was promoted, and says where it is; no name that Inspect takes for a log's."""
+
+
 def is_derived(key: str) -> bool:
     """Whether `summarize` has made it from the log that it stands beside, and would make it again."""
     return key.endswith((f".eval{DASHBOARD_SUFFIX}", f".eval{ZIP_SUFFIX}"))
@@ -180,6 +184,11 @@ def promoted(environment: str) -> str:
     """The prefix of all that was promoted to an environment."""
     assert environment in ENVIRONMENTS, environment
     return f"logs/{environment}/"
+
+
+def is_promoted(key: str) -> bool:
+    """Whether it lies where an environment's files are."""
+    return key.startswith(tuple(map(promoted, ENVIRONMENTS)))
 
 
 def promoted_pair(environment: str, task: str, model: str) -> str:
