@@ -237,6 +237,24 @@ def test_a_retry_that_is_another_run_is_refused_with_the_difference(root):
 
 
 @pytest.mark.parametrize("root", ["directory"], indirect=True)
+@pytest.mark.parametrize(("broken", "code"), [("", 0), ("yes", 1)])
+def test_an_eval_set_that_stumbles_is_judged_by_its_logs(root, broken, code):
+    """Somebody has put a dashboard file beside the logs of a run that goes on: `eval_set` takes it for a log and raises."""
+    meddle = (
+        f"open([*glob.glob('logs/working/*')][0] + '/{logmaker.name_of('x', 1)}.dashboard.json', 'w').write('{{}}')"
+    )
+    Path("tasks.py").write_text(
+        "import glob\n" + TASKS.replace("if state.sample_id == 1 and", f"{meddle}\n        if state.sample_id == 1 and")
+    )
+    Path("broken").write_text(broken)
+    words = ["tasks.py@sometimes", "--model", "scripted/good", "--retry-attempts", "0", "--continue-on-fail"]
+    done = CliRunner().invoke(run_local, [*words, "--display", "none"], catch_exceptions=False)
+    assert "warning: Inspect's eval_set ended with ValueError: " in done.stderr and ".dashboard.json" in done.stderr
+    assert done.exit_code == code, done.stderr
+    assert [info.key for info in root.list("logs/working/") if info.key.endswith(".eval")]
+
+
+@pytest.mark.parametrize("root", ["directory"], indirect=True)
 def test_an_interrupt_is_no_failure(root):
     run_id = run("tasks.py@interrupted", "--model", "scripted/good", code=130)
     assert [row["state"] for row in json.loads(ies(status, "check", "--run-id", run_id, "--json"))["rows"]] == [
@@ -256,6 +274,10 @@ def test_a_run_that_somebody_owns_is_left_alone(root):
         busy = CliRunner().invoke(run_local, ["--run-id", run_id])
         assert busy.exit_code == 2 and "is running it" in busy.stderr
         assert "It has not ended yet: last sign of life" in ies(status, "check", "--run-id", run_id)
+        before = tree(root)
+        early = CliRunner().invoke(summarize, ["--run-id", run_id])
+        assert early.exit_code == 2 and f"{run_id} is still running (last sign of life" in early.stderr
+        assert tree(root) == before
     run("--run-id", run_id)
 
 

@@ -160,6 +160,8 @@ def _run(
             local_run.run(place, submission, dirty=retry)
         except InspectRefused as error:
             ui.fail(str(error))
+        except Exception as error:  # it may stumble when every log is stored already: they decide
+            ui.note(f"warning: Inspect's eval_set ended with {type(error).__name__}: {rows.shorten(str(error), 400)}")
     return _exit_code(place, submission, begun)
 
 

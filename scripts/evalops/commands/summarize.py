@@ -55,6 +55,11 @@ def summarize(
         seen = survey(place, models.price)
         if not seen.directory.logs:
             ui.fail(f"There are no logs in {place.url}{'; they were promoted' if seen.chosen else ''}.")
+        if seen.current is not None and seen.current.in_place:
+            ui.fail(
+                f"{run_id} is still running ({seen.around.owner}), and Inspect would take for logs what is written beside its logs: "
+                "summarize it when it has ended."
+            )
         with ui.progress("packing") as bar:
             work = Work(
                 place.storage,
