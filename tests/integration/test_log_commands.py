@@ -237,6 +237,21 @@ def test_a_retry_that_is_another_run_is_refused_with_the_difference(root):
 
 
 @pytest.mark.parametrize("root", ["directory"], indirect=True)
+def test_an_error_that_the_options_allow_is_no_failure(root):
+    Path("broken").write_text("yes")
+    run_id = run("tasks.py@sometimes", "--model", "scripted/good", "--fail-on-error", "0.5")
+    seen = json.loads(ies(status, "check", "--run-id", run_id, "--json"))
+    assert [(row["state"], row["completed"], row["errored"], row["total"]) for row in seen["rows"]] == [
+        ("partial", 2, 1, 3)
+    ]
+    assert seen["headline"].startswith("Finished: 1 partial. 1 sample ") and run_id not in seen["headline"]
+    before = [key for key in tree(root) if key.endswith(".eval")]
+    run("--run-id", run_id)
+    assert [key for key in tree(root) if key.endswith(".eval")] == before
+    assert len(ies(log, "pull", "--run-id", run_id, "--failed", "--to", "here").split()) == 1
+
+
+@pytest.mark.parametrize("root", ["directory"], indirect=True)
 @pytest.mark.parametrize(("broken", "code"), [("", 0), ("yes", 1)])
 def test_an_eval_set_that_stumbles_is_judged_by_its_logs(root, broken, code):
     """Somebody has put a dashboard file beside the logs of a run that goes on: `eval_set` takes it for a log and raises."""

@@ -201,3 +201,5 @@ def test_one_batch_job_for_all_does_not_run_again_what_was_promoted(root: Root) 
     failed.unlink()
     logmaker.make(root.working, number=3, task="u")
     assert again(False) is None and again(True) is None
+    logmaker.make(root.working, number=3, task="u", completed=3)
+    assert again(False) is None, "Inspect runs no error again that the options allow"

@@ -26,10 +26,10 @@ BEAT_FRESH_S = 180.0
 STALE_S = 900.0
 """Without an owner's word: a log that nobody has written for so long is dead. Shared logs are written every minute."""
 
-GOOD: frozenset[State] = frozenset({"success"})
-"""What has come to its end as it was meant to."""
+GOOD: frozenset[State] = frozenset({"success", "partial"})
+"""What Inspect counts as done, with the errors that the run's options allow: it runs none of it again, on no backend."""
 
-RETRYABLE: frozenset[State] = frozenset({"partial", "error", "cancelled", "dead", "unreadable", "waiting"})
+RETRYABLE: frozenset[State] = frozenset({"error", "cancelled", "dead", "unreadable", "waiting"})
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def _of_log(one: Chosen, around: Surroundings, price_of: cost.PriceOf, job: Job 
     written = max(filter(None, (info.modified, around.writes.get(info.key))))
     age = (around.now - written).total_seconds()
     state, remark = state_of(facts, age, around)
-    if job is not None and job.again and state not in ("success", "partial", "running"):
+    if job is not None and job.again and state in RETRYABLE:
         before = f"retrying; before: {': '.join(filter(None, (state, remark)))}"
         if job.partial is not None:
             return replace(
@@ -311,7 +311,7 @@ def headline(found: Sequence[Row], around: Surroundings, run_id: str | None) -> 
         return f"It has not ended yet: {around.owner} ({tally})."
     retry = f" To go on: {_retry_command(run_id, around.backend)}" if run_id else ""
     if not bad:
-        return f"Finished: {tally}."
+        return f"Finished: {tally}.{_allowed(found)}"
     if count.get("dead") or waiting:
         why = around.owner or "its owner has gone"
         return f"Nothing is running: {why} ({tally}).{retry}"
@@ -319,6 +319,13 @@ def headline(found: Sequence[Row], around: Surroundings, run_id: str | None) -> 
 
 
 _ORDER: tuple[State, ...] = ("running", "waiting", "success", "partial", "error", "cancelled", "dead", "unreadable")
+
+
+def _allowed(found: Sequence[Row]) -> str:
+    """What `partial` means, where something is: nobody should wait for a retry to heal it."""
+    missing = sum((row.total or 0) - (row.completed or 0) for row in found if row.state == "partial")
+    samples = "1 sample" if missing == 1 else f"{missing} samples"
+    return f" {samples} did not complete, which the run's options allow: a retry runs none again." if missing else ""
 
 
 def _quiet(age_s: float | None) -> str:
