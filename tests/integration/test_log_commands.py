@@ -163,6 +163,33 @@ def test_a_retry_after_summarize_redoes_only_what_failed(root):
     assert len(shown) == 2
     for key in shown.values():
         assert dashboard_reader.load(root.get(key).body).location == root.url(key.removesuffix(".dashboard.json"))
+    before = tree(root)
+    assert "Finished: 2 success." in ies(status, "check", "--run-id", run_id)
+    done = CliRunner().invoke(run_local, ["--run-id", run_id])
+    assert done.exit_code == 0 and "nothing to run" in done.stderr
+    assert tree(root) == before
+
+
+@pytest.mark.parametrize("root", ["directory"], indirect=True)
+def test_a_retry_does_not_run_again_what_was_promoted(root):
+    Path("broken").write_text("yes")
+    failing = ("--continue-on-fail", "--retry-attempts", "0")
+    run_id = run("tasks.py@sums", "tasks.py@sometimes", "--model", "scripted/good", *failing, code=1)
+    ies(summarize, "--run-id", run_id, code=1)
+    ies(promote, "--run-id", run_id, "--with-logs")
+    Path("broken").write_text("")
+    before = tree(root)
+    refused = CliRunner().invoke(run_local, ["--run-id", run_id])
+    assert refused.exit_code == 2 and "tasks.py@sums with scripted/good: it has completed" in refused.stderr
+    assert tree(root) == before
+    assert run("tasks.py@sometimes", "--model", "scripted/good", *failing[:1], "--run-id", run_id) == run_id
+    assert "Finished: 2 success." in ies(status, "check", "--run-id", run_id)
+    run("--run-id", run_id, "--force")
+    rows = json.loads(ies(status, "check", "--run-id", run_id, "--json"))["rows"]
+    assert {(row["task"], row["state"], row["superseded"]) for row in rows} == {
+        ("sums", "success", 1),
+        ("sometimes", "success", 0),
+    }
 
 
 @pytest.mark.parametrize("root", ["directory"], indirect=True)
@@ -210,6 +237,39 @@ def test_a_retry_that_is_another_run_is_refused_with_the_difference(root):
 
 
 @pytest.mark.parametrize("root", ["directory"], indirect=True)
+def test_an_error_that_the_options_allow_is_no_failure(root):
+    Path("broken").write_text("yes")
+    run_id = run("tasks.py@sometimes", "--model", "scripted/good", "--fail-on-error", "0.5")
+    seen = json.loads(ies(status, "check", "--run-id", run_id, "--json"))
+    assert [(row["state"], row["completed"], row["errored"], row["total"]) for row in seen["rows"]] == [
+        ("partial", 2, 1, 3)
+    ]
+    assert seen["headline"].startswith("Finished: 1 partial. 1 sample ") and run_id not in seen["headline"]
+    before = [key for key in tree(root) if key.endswith(".eval")]
+    run("--run-id", run_id)
+    assert [key for key in tree(root) if key.endswith(".eval")] == before
+    assert len(ies(log, "pull", "--run-id", run_id, "--failed", "--to", "here").split()) == 1
+
+
+@pytest.mark.parametrize("root", ["directory"], indirect=True)
+@pytest.mark.parametrize(("broken", "code"), [("", 0), ("yes", 1)])
+def test_an_eval_set_that_stumbles_is_judged_by_its_logs(root, broken, code):
+    """Somebody has put a dashboard file beside the logs of a run that goes on: `eval_set` takes it for a log and raises."""
+    meddle = (
+        f"open([*glob.glob('logs/working/*')][0] + '/{logmaker.name_of('x', 1)}.dashboard.json', 'w').write('{{}}')"
+    )
+    Path("tasks.py").write_text(
+        "import glob\n" + TASKS.replace("if state.sample_id == 1 and", f"{meddle}\n        if state.sample_id == 1 and")
+    )
+    Path("broken").write_text(broken)
+    words = ["tasks.py@sometimes", "--model", "scripted/good", "--retry-attempts", "0", "--continue-on-fail"]
+    done = CliRunner().invoke(run_local, [*words, "--display", "none"], catch_exceptions=False)
+    assert "warning: Inspect's eval_set ended with ValueError: " in done.stderr and ".dashboard.json" in done.stderr
+    assert done.exit_code == code, done.stderr
+    assert [info.key for info in root.list("logs/working/") if info.key.endswith(".eval")]
+
+
+@pytest.mark.parametrize("root", ["directory"], indirect=True)
 def test_an_interrupt_is_no_failure(root):
     run_id = run("tasks.py@interrupted", "--model", "scripted/good", code=130)
     assert [row["state"] for row in json.loads(ies(status, "check", "--run-id", run_id, "--json"))["rows"]] == [
@@ -228,7 +288,11 @@ def test_a_run_that_somebody_owns_is_left_alone(root):
     with local_run.alive(root, run_id, local_run.last_seen(root, run_id)):
         busy = CliRunner().invoke(run_local, ["--run-id", run_id])
         assert busy.exit_code == 2 and "is running it" in busy.stderr
-        assert "Finished" in ies(status, "check", "--run-id", run_id)
+        assert "It has not ended yet: last sign of life" in ies(status, "check", "--run-id", run_id)
+        before = tree(root)
+        early = CliRunner().invoke(summarize, ["--run-id", run_id])
+        assert early.exit_code == 2 and f"{run_id} is still running (last sign of life" in early.stderr
+        assert tree(root) == before
     run("--run-id", run_id)
 
 

@@ -462,7 +462,8 @@ def described(state: str, **more: Any) -> states.Job:
     [
         ("ended", [described("SUCCEEDED")], ["success"], True, 0),
         ("ended", [described("FAILED")], ["success"], True, 0),  # the logs decide
-        ("ended", [described("SUCCEEDED")], ["success", "partial"], True, 1),
+        ("ended", [described("SUCCEEDED")], ["success", "partial"], True, 0),  # as Inspect counts
+        ("ended", [described("SUCCEEDED")], ["success", "error"], True, 1),
         ("ended", [described("SUCCEEDED")], [], True, 0),
         ("ended", [described("FAILED")], [], True, 1),
         ("ended", [described("SUCCEEDED")], ["success", "error"], False, 0),  # of a part of a run Batch decides

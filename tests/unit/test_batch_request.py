@@ -282,7 +282,7 @@ def test_a_job_that_was_not_recorded_is_found_by_its_name(stub: Stubber, tmp_pat
     stub.add_response("list_jobs", {"jobSummaryList": [summary]}, asked)
     required = {"jobArn": "a", "jobQueue": "q", "startedAt": 1, "jobDefinition": "d", "jobName": "n"}
     stub.add_response("describe_jobs", {"jobs": [required | {"jobId": "j2", "status": "RUNNING"}]}, {"jobs": ["j2"]})
-    assert living.on_batch(storage, RUN)[0] is True, "a resume would run it twice"
+    assert living.on_batch(storage, RUN).alive is True, "a resume would run it twice"
     stub.add_response("list_jobs", {"jobSummaryList": []}, asked)
     assert [job.job_id for job in record.target(storage, RUN).jobs] == ["j1"], "nothing was sent: the round before"
 
@@ -290,8 +290,9 @@ def test_a_job_that_was_not_recorded_is_found_by_its_name(stub: Stubber, tmp_pat
 def test_a_run_that_is_just_being_submitted_lives(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     killed(storage, timedelta(seconds=30))
-    alive, clause = living.on_batch(storage, RUN)
-    assert alive and clause.startswith("it is being submitted since ")
+    found = living.on_batch(storage, RUN)
+    assert found.alive and found.clause.startswith("it is being submitted since ")
+    assert found.round is not None and found.round.number == 2
 
 
 def test_a_run_is_found_by_its_job(tmp_path: Path) -> None:

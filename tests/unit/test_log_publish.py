@@ -1,5 +1,6 @@
 """`evalops.logs.publish`: what a pass that meets trouble leaves for the next one, and the lock while a pass is long."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -7,7 +8,10 @@ import logmaker
 import pytest
 
 from evalops.logs import publish
+from evalops.logs.choose import Chosen
 from evalops.logs.metadata import Evaluations, Models
+from evalops.logs.reading import Directory
+from evalops.logs.summarise import Result, Work
 from evalworker.contract import layout
 from evalworker.contract.wire import now
 from evalworker.storage import LocalStorage, StorageError
@@ -55,6 +59,28 @@ def test_what_only_the_store_refused_is_tried_again(root: Path) -> None:
     assert any("503 SlowDown" in line for line in first.todo)
     second = pass_over(LocalStorage(root))
     assert second.todo == [] and f"{RUN}: promoted inspect_evals/gsm8k openai/gpt-4o to stage" in second.done
+    third = pass_over(LocalStorage(root))
+    assert (third.done, third.todo) == ([], [])
+
+
+def test_a_log_that_comes_while_its_run_is_published_is_the_next_passs(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summarise = publish.summarise
+
+    def meanwhile(work: Work, directory: Directory, chosen: Sequence[Chosen]) -> list[Result]:
+        logmaker.make(root / layout.working(RUN), number=2, model="openai/gpt-4o-mini")
+        monkeypatch.setattr(publish, "summarise", summarise)
+        return summarise(work, directory, chosen)
+
+    monkeypatch.setattr(publish, "summarise", meanwhile)
+    promoted = f"{RUN}: promoted inspect_evals/gsm8k openai/gpt-4o"
+    first = pass_over(LocalStorage(root))
+    assert f"{promoted} to stage" in first.done and f"{promoted}-mini to stage" not in first.done
+    second = publish.publish_all(
+        LocalStorage(root), Models(), Evaluations(), replace=True, clock=lambda: now() + timedelta(hours=1)
+    )
+    assert f"{promoted}-mini to stage" in second.done
     third = pass_over(LocalStorage(root))
     assert (third.done, third.todo) == ([], [])
 

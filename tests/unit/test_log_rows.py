@@ -164,6 +164,8 @@ def test_the_line_on_top_says_why_nothing_happens():
     far = _headline([_listed(**started)], alive=False, owner="its process is gone", backend="ec2")
     assert far.endswith("To go on: `ct run eval --ec2 --run-id RUN` or `ies run local --run-id RUN`")
     assert "not all well: 1 error" in _headline([_listed(status="error")])
+    allowed = "Finished: 1 partial. 1 sample did not complete, which the run's options allow: a retry runs none again."
+    assert _headline([_listed(completed=3, errored=1)]) == allowed
 
 
 def _choice(*listed):

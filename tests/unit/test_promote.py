@@ -81,6 +81,13 @@ def _tree(root):
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
+def _states(root):
+    """The states of the run's logs, wherever they are now."""
+    seen = survey(_place(root), Models().price, cached=False)
+    assert seen.problems == []
+    return [row.state for row in seen.rows]
+
+
 def _check_promoted(root, run_id=RUN, environment="stage"):
     """What the dashboard's reader sees is whole and true."""
     tree = _tree(root)
@@ -132,7 +139,27 @@ def test_promote_moves_json_and_zip_and_leaves_the_log(root):
 def test_with_logs_the_log_goes_along_and_its_location_with_it(root):
     _promote(root, with_logs=True)
     _check_promoted(root)
-    assert not list((root / layout.working(RUN)).glob("*.eval*"))
+    assert not list((root / layout.working(RUN)).glob("*.eval"))
+    assert not [path for path in (root / layout.working(RUN)).iterdir() if layout.is_derived(path.name)]
+
+
+def test_a_run_whose_logs_were_promoted_is_still_finished(root):
+    def rows():
+        seen = survey(_place(root), Models().price, cached=False)
+        assert seen.problems == []
+        return seen, [(row.model, row.state, row.completed, row.headline_text(), row.cost_usd) for row in seen.rows]
+
+    _, before = rows()
+    for environment in ("stage", "prod"):
+        _promote(root, environment=environment, with_logs=True)
+        seen, after = rows()
+        assert after == before and seen.headline == "Finished: 2 success."
+        assert all(row.remark == f"promoted to {row.log.rpartition('/')[0]}" for row in seen.rows)
+        assert {row.log.split("/")[1] for row in seen.rows} == {environment}
+    assert summarise(Work(seen.place.storage, Models(), Evaluations()), seen.directory, seen.chosen) == []
+    shutil.rmtree(root / "logs/prod")
+    problems = survey(_place(root), Models().price, cached=False).problems
+    assert len(problems) == 2 and all("was promoted to logs/prod/" in problem for problem in problems)
 
 
 def test_a_second_time_there_is_nothing_to_do(root):
@@ -203,6 +230,7 @@ def test_killed_at_any_change_and_run_again_nothing_is_lost_or_doubled(root, aft
             promote.carry_out(Mortal(storage, changes, after=after), moves)
         except Killed:
             assert contents <= set(_tree(scene).values()), "every log and zip is still somewhere"
+            assert _states(scene) == ["success"] * 2
             _promote(scene, **options)
         else:
             break
@@ -211,7 +239,21 @@ def test_killed_at_any_change_and_run_again_nothing_is_lost_or_doubled(root, aft
         found = {key: body.replace(str(scene).encode(), b"ROOT") for key, body in _tree(scene).items()}
         assert found == expected, f"killed {'after' if after else 'before'} change {changes}"
         shutil.rmtree(scene)
-    assert changes > 2 * (5 if options else 4) - 2, "every change was met"
+    assert changes > 2 * (7 if options else 4), "every change was met"
+
+
+def test_killed_between_stage_and_prod_the_logs_are_found(root, tmp_path):
+    _promote(root, with_logs=True)
+    for change in range(1, 15):
+        scene = tmp_path / f"scene{change}"
+        shutil.copytree(root, scene)
+        moves, _ = promote.plan(_place(scene), "prod")
+        with pytest.raises(Killed):
+            promote.carry_out(Mortal(open_storage(str(scene)), change, after=True), moves)
+        assert _states(scene) == ["success"] * 2
+        _promote(scene, environment="prod")
+        assert _states(scene) == ["success"] * 2
+        assert not [key for key in _tree(scene) if key.startswith("logs/stage/")]
 
 
 def test_killed_while_replacing(root, tmp_path):

@@ -13,7 +13,7 @@ from evalops.commands.run import _at_once
 from evalops.fleet import guards, view
 from evalops.fleet.ledger import Ledger
 from evalops.fleet.merges import Merges, at_once
-from evalops.logs import local_run, places, survey
+from evalops.logs import local_run, places, rows, survey
 from evalops.logs.events import Progress
 from evalops.shards import LEAST, Wish, divide, how_many, shard_jobs
 from evalworker.contract import layout
@@ -276,13 +276,13 @@ def test_status_counts_the_shards_of_a_merge_without_a_log(tmp_path: Path) -> No
     _, (first, second, whole) = ledger_of()
     done = end(whole, "failed", log=False).model_copy(update={"samples": SampleCounts(total=4)})
     record = JobDone(fleet_id=done.fleet_id, job_id=whole.job_id, round=1, log=None, attempt_done=done)
-    storage, key = LocalStorage(tmp_path), layout.job_done(done.fleet_id, whole.job_id, 1)
-    storage.put(key, record.to_bytes())
+    storage = LocalStorage(tmp_path)
+    storage.put(layout.job_done(done.fleet_id, whole.job_id, 1), record.to_bytes())
     told = [
         {"type": "result", "job_id": each.job_id, "sample_id": n, "epoch": 1, "status": status}
         for each, n, status in [(first, 0, "completed"), (first, 2, "errored"), (second, 1, "completed")]
     ]
-    job = survey._tell(storage, done.fleet_id, whole, {key}, Progress.of(told), [])
+    job = survey._tell(storage, done.fleet_id, rows.Job(whole), 1, Progress.of(told), [])
     assert (job.completed, job.errored, job.ended) == (2, 1, "failed: task_error")
 
 

@@ -16,6 +16,7 @@ from evalops.ec2 import preflight
 from evalops.infra.estate import Estate
 from evalops.logs import places
 from evalops.logs.metadata import Models
+from evalops.logs.rows import GOOD
 from evalops.logs.survey import Survey, as_json, survey
 from evalops.monitor import monitor
 from evalops.settings import settings
@@ -234,7 +235,7 @@ def exit_code(outcome: monitor.Outcome, seen: Survey | None, *, whole: bool) -> 
     if outcome.terminated:
         return ui.EXIT_STOPPED
     if whole and seen is not None and seen.rows:
-        complete = all(row.state == "success" for row in seen.rows)
+        complete = all(row.state in GOOD for row in seen.rows)
         return 0 if complete and outcome.ending != "stuck" else ui.EXIT_FAILURES
     return 0 if outcome.succeeded else ui.EXIT_FAILURES
 
@@ -254,7 +255,7 @@ def _closing(
     print_survey(seen)
     assert target.run is not None
     ui.note(f"logs    {seen.place.url}")
-    if any(row.state != "success" for row in seen.rows):
+    if any(row.state not in GOOD for row in seen.rows):
         ui.note(f"resume  {hints.resume(target.run.fleet_id, 'batch')}")
     if any(row.state == "error" for row in seen.rows):
         ui.note(f"mended  {hints.SHIP_ANEW}")

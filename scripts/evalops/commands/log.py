@@ -19,7 +19,7 @@ def log() -> None:
 
 @log.command()
 @click.option("--run-id", required=True, type=RunId(), help="The run whose logs are fetched.")
-@click.option("--failed", is_flag=True, help="Only the logs of tasks and models that did not succeed.")
+@click.option("--failed", is_flag=True, help="Only the logs of tasks and models in which something failed.")
 @click.option(
     "--to", "folder", type=click.Path(file_okay=False, path_type=Path), help="Directory; default logs/pulled/<run>."
 )
@@ -42,7 +42,7 @@ def pull(run_id: str, failed: bool, folder: Path | None, as_json_: bool) -> None
 
 
 def _wanted(seen: Survey, failed: bool) -> list[str]:
-    return [row.log for row in seen.rows if row.log and (not failed or row.state in RETRYABLE)]
+    return [row.log for row in seen.rows if row.log and (not failed or row.state in {*RETRYABLE, "partial"})]
 
 
 def _fetch(place: places.Place, key: str, folder: Path) -> Path:

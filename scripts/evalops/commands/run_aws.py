@@ -22,7 +22,7 @@ from evalops.inspect_options import InspectCommand, TypedArguments, typed_argume
 from evalops.logs import local_run, places
 from evalops.logs import rows as log_rows
 from evalops.logs.metadata import Models
-from evalops.logs.survey import survey
+from evalops.logs.survey import away, survey
 from evalops.settings import Settings, settings
 from evalworker import aws, prices
 from evalworker.arguments import encode
@@ -244,24 +244,35 @@ def _round(storage: Storage, manifest: Manifest, run: BatchRun, wanted: request.
     if number == 1:
         return BatchRound(number=1, jobs=list(range(len(manifest.jobs))), **shape)
     place = places.of_run(manifest.fleet_id, storage)
+    _check_promoted(place, manifest, array)
     for said in local_run.clear_the_way(place):
         ui.note(said)
     if not array and any(each.array for each in run.rounds):
         local_run.fetch_partials(place)
     seen = survey(place, Models().price, cached=False)
-    open_, logs = [], {}
-    for index, job in enumerate(manifest.jobs):
-        own = [one for one in seen.chosen if log_rows.fits(job, one.log.facts)]
-        states = {row.state for row in seen.rows if row.log in {one.log.info.key for one in own}}
-        if states == {"success"}:
-            continue
-        open_.append(index)
-        if own and own[0].log.info.key.startswith(place.prefix):
-            logs[index] = own[0].log.info.key
+    own = {row.job_id: row for row in seen.rows if row.job_id is not None}
+    open_ = [index for index, job in enumerate(manifest.jobs) if own[job.job_id].state not in log_rows.GOOD]
+    keys = {index: own[manifest.jobs[index].job_id].log or "" for index in open_}
+    logs = {index: key for index, key in keys.items() if key.startswith(place.prefix)}
     if not open_:
         return None
     every = open_ if array else list(range(len(manifest.jobs)))
     return BatchRound(number=number, jobs=every, logs=logs if array else {}, **shape)
+
+
+def _check_promoted(place: places.Place, manifest: Manifest, array: bool) -> None:
+    """One `eval_set` for all cannot leave out what was promoted with its log: it would run that as if it never had."""
+    if array:
+        return
+    seen = survey(place, Models().price)
+    gone = away(seen)
+    again = [job for job in manifest.jobs if job.job_id in gone]
+    if again and not all(row.state in log_rows.GOOD for row in seen.rows):
+        more = f" and {len(again) - 1} more" if len(again) > 1 else ""
+        ui.fail(
+            f"{again[0].task} with {again[0].model}{more}: it has completed, and its log was promoted, so one job for all would run "
+            "it again: --array runs the others alone."
+        )
 
 
 def _send(

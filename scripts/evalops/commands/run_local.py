@@ -21,7 +21,7 @@ from evalops.inspect_options import (
 )
 from evalops.logs import local_run, places, rows
 from evalops.logs.metadata import Models
-from evalops.logs.survey import document, survey
+from evalops.logs.survey import away, document, survey
 from evalops.settings import settings
 from evalworker.contract import layout
 from evalworker.contract.documents import Manifest
@@ -62,6 +62,8 @@ def run_local(ctx: click.Context, run_id: str | None, force: bool, as_json_: boo
         if run_id and not force and (busy := local_run.living_owner(storage, run_id, seen)):
             ui.fail(f"{busy}; stop it first, or --force if you know that it has gone.")
         if manifest is not None and not force:
+            if _nothing_left(storage, manifest, submission):
+                return
             _check_merged(storage, manifest, submission)
         if manifest is None:
             shipped = shipping.ship(shipping.Wishes(), luggage, "local", storage)
@@ -105,6 +107,24 @@ def _check(manifest: Manifest, submission: local_run.Submission, force: bool) ->
         ui.note(f"warning: {difference}")
 
 
+def _nothing_left(storage: Storage, manifest: Manifest, submission: local_run.Submission) -> bool:
+    """Whether all is done and some of it was promoted with its logs, which Inspect cannot see here; refuses to run that part again."""
+    seen = survey(places.of_run(manifest.fleet_id, storage), Models().price)
+    gone = away(seen)
+    again = [job for job in submission.jobs if job.job_id in gone]
+    if not again:
+        return False
+    done = {row.job_id for row in seen.rows if row.state in rows.GOOD}
+    if all(job.job_id in done for job in submission.jobs):
+        ui.note(f"every job of {manifest.fleet_id} has completed, and logs of it were promoted: nothing to run")
+        return True
+    more = f" and {len(again) - 1} more" if len(again) > 1 else ""
+    raise ui.Failure(
+        f"{again[0].task} with {again[0].model}{more}: it has completed, and its log was promoted, so it would run as if it never had. "
+        "Name the tasks and models that are to run; --force runs all of them."
+    )
+
+
 def _check_merged(storage: Storage, manifest: Manifest, submission: local_run.Submission) -> None:
     """Shards go on as shards: alone their logs are not the task's."""
     place = places.of_run(manifest.fleet_id, storage)
@@ -140,6 +160,8 @@ def _run(
             local_run.run(place, submission, dirty=retry)
         except InspectRefused as error:
             ui.fail(str(error))
+        except Exception as error:  # it may stumble when every log is stored already: they decide
+            ui.note(f"warning: Inspect's eval_set ended with {type(error).__name__}: {rows.shorten(str(error), 400)}")
     return _exit_code(place, submission, begun)
 
 
@@ -150,7 +172,7 @@ def _exit_code(place: places.Place, submission: local_run.Submission, begun: dat
     logs = [log.facts for one in seen.chosen for log in (one.log, *one.superseded)]
     if any(facts.status == "cancelled" and facts.created and facts.created >= begun for facts in logs):
         return ui.EXIT_INTERRUPTED
-    good = {row.log for row in seen.rows if row.state == "success"}
+    good = {row.log for row in seen.rows if row.state in rows.GOOD}
     done = [one.log.facts for one in seen.chosen if one.log.info.key in good]
     well = all(any(rows.fits(job, facts) for facts in done) for job in submission.jobs)
     return 0 if well else ui.EXIT_FAILURES

@@ -103,8 +103,9 @@ def _show(place: places.Place, watch: float | None, model_metadata: tuple[Path, 
 
 
 def _going_on(found: Survey) -> bool:
-    live = found.around.alive is not False
-    return any(row.state == "running" or (row.state == "waiting" and live) for row in found.rows)
+    alive = found.around.alive
+    waits = alive is not False
+    return alive is True or any(row.state == "running" or (row.state == "waiting" and waits) for row in found.rows)
 
 
 def print_survey(found: Survey) -> None:

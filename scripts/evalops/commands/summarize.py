@@ -53,8 +53,13 @@ def summarize(
         place = places.of_log_dir(log_dir, run_id) if log_dir else places.of_run(run_id or "")
         models, evaluations = Models(model_metadata), Evaluations(task_metadata)
         seen = survey(place, models.price)
-        if not seen.chosen:
-            ui.fail(f"There are no logs in {place.url}.")
+        if not seen.directory.logs:
+            ui.fail(f"There are no logs in {place.url}{'; they were promoted' if seen.chosen else ''}.")
+        if seen.current is not None and seen.current.in_place:
+            ui.fail(
+                f"{run_id} is still running ({seen.around.owner}), and Inspect would take for logs what is written beside its logs: "
+                "summarize it when it has ended."
+            )
         with ui.progress("packing") as bar:
             work = Work(
                 place.storage,

@@ -128,6 +128,7 @@ def resume(
             "state": "running",
             "at_once": False,
             "outcome": None,
+            "begun": None,
             "deadline": now() + request.deadline,
             "beat": now(),
             "controller": controller_name(),

@@ -103,8 +103,8 @@ def living_owner(storage: Storage, run_id: str, seen: Seen | None) -> str | None
             return f"{control.controller} is running it ({clause})"
         if runs_on(storage, control):
             return f"the fleet {run_id} runs on, although {clause}: {hints.unattended(run_id)}"
-    on_batch, clause = living.on_batch(storage, run_id)
-    return clause if on_batch else None
+    on_batch = living.on_batch(storage, run_id)
+    return on_batch.clause if on_batch.alive else None
 
 
 def submit_directory(manifest: Manifest) -> Path | None:
@@ -245,6 +245,7 @@ def alive(storage: Storage, run_id: str, seen: Seen | None) -> Iterator[None]:
         state="running",
         deadline=now() + DEADLINE,
         beat=now(),
+        begun=now(),
         controller=controller_name(),
         limits=before.limits if before else Limits(),
         guards=before.guards if before else Guards(),

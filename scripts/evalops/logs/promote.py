@@ -2,7 +2,8 @@
 
 Called by `ies promote` and by what publishes finished runs. For each log the zip is copied first and the JSON written last; each
 is verified by size and checksum before its source goes, and the source JSON goes last of all: while it is there, the move is not
-finished, and the same call again finishes it. Nothing else remembers progress.
+finished, and the same call again finishes it. Nothing else remembers progress. Before a `.eval` goes, a mark in its place says where
+it is, so that its run is not taken for one that has never been run.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ from evalops.logs.places import Place
 from evalworker.contract import layout
 from evalworker.contract.ids import BadId
 from evalworker.contract.jsonio import dump_bytes
+from evalworker.contract.wire import Wire
 from evalworker.storage import Info, Missing, Storage, StorageError
 
 PIECE_BYTES = 8 * 1024 * 1024
@@ -24,6 +26,12 @@ Kind = Literal["copy", "write", "rename", "delete"]
 
 class PromoteError(RuntimeError):
     """A file that cannot be promoted; the text is one sentence."""
+
+
+class Promoted(Wire):
+    """The mark in the place of a working log that was promoted: the log's key now."""
+
+    log: str
 
 
 @dataclass(frozen=True)
@@ -111,6 +119,9 @@ def _move(storage: Storage, key: str, names: set[str], environment: str, run_id:
     steps += [
         Step("rename", other, other.removesuffix(layout.DASHBOARD_SUFFIX) + layout.REPLACED_SUFFIX) for other in others
     ]
+    if moved is not None:
+        mark = layout.working(run_id) + name + layout.PROMOTED_SUFFIX
+        steps.append(Step("write", moved, mark, Promoted(log=target).to_bytes()))
     steps += [Step("delete", source) for source in (*sources, key)]
     return Move(name, task, model, prefix, tuple(steps), tuple(sorted({other.rsplit("/", 2)[-2] for other in others})))
 

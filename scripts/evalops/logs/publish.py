@@ -160,7 +160,8 @@ def _publish(
     store_failed = any(isinstance(problem, StorageError) for problem in problems)
     if store_failed or any(item.kind == "storage" for result in results for item in result.refusals):
         return  # the next pass tries again
-    storage.put(layout.published(run_id), Published(digest=_digest(list_directory(storage, place.prefix))).to_bytes())
+    # of the logs that were looked at: one that came meanwhile is the next pass's
+    storage.put(layout.published(run_id), Published(digest=_digest(seen.directory)).to_bytes())
 
 
 def finished(seen: Survey) -> bool:

@@ -5,7 +5,7 @@ is dead: nobody writes it any more, and a retry continues from it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from evalops.hints import resume, unattended
 from evalops.logs import cost
 from evalops.logs.choose import Chosen
 from evalops.logs.facts import Facts, Score
+from evalworker.contract import layout
 from evalworker.contract.documents import Control, JobSpec
 from evalworker.contract.ids import task_file
 from evalworker.contract.jsonio import canonical
@@ -25,7 +26,10 @@ BEAT_FRESH_S = 180.0
 STALE_S = 900.0
 """Without an owner's word: a log that nobody has written for so long is dead. Shared logs are written every minute."""
 
-RETRYABLE: frozenset[State] = frozenset({"partial", "error", "cancelled", "dead", "unreadable", "waiting"})
+GOOD: frozenset[State] = frozenset({"success", "partial"})
+"""What Inspect counts as done, with the errors that the run's options allow: it runs none of it again, on no backend."""
+
+RETRYABLE: frozenset[State] = frozenset({"error", "cancelled", "dead", "unreadable", "waiting"})
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,15 @@ class Job:
     Attributes:
         ended: how it ended without a log (`failed: oom`), None if it has not ended or left a log.
         partial: the unfinished log that a worker keeps for it.
+        again: a living owner runs it once more, so the end that its log tells of is not the last word; `going`: it has begun to.
         completed, errored: counted from the event stream.
     """
 
     spec: JobSpec
     ended: str | None = None
     partial: Chosen | None = None
+    again: bool = False
+    going: bool = False
     completed: int = 0
     errored: int = 0
     last: datetime | None = None
@@ -66,7 +73,7 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Row:
-    """One (task, model) as status shows it. `age_s`: seconds since the last write; None where nothing was written."""
+    """One (task, model) as status shows it. `age_s`: seconds since the last write; None where nothing was written. `job_id`: as planned."""
 
     task: str
     model: str
@@ -84,6 +91,7 @@ class Row:
     log: str | None
     remark: str
     file: str = ""
+    job_id: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON values; metrics as {scorer: {metric: value}}."""
@@ -142,17 +150,21 @@ def ago(then: datetime, now: datetime) -> str:
 
 def rows(chosen: Sequence[Chosen], around: Surroundings, price_of: cost.PriceOf) -> list[Row]:
     """A row for each log that counts and for each planned job that has none yet."""
-    taken: set[int] = set()
-    unplanned: list[Job] = []
-    for job in around.planned:
-        index = next((i for i, one in enumerate(chosen) if i not in taken and fits(job.spec, one.log.facts)), None)
-        if index is None:
-            unplanned.append(job)
-        else:
-            taken.add(index)
-    found = [_of_log(one, around, price_of) for one in chosen]
-    found += [_of_job(job, around, price_of) for job in unplanned]
+    own = match([job.spec for job in around.planned], chosen)
+    job_of = {one.log.info.key: job for job, one in zip(around.planned, own, strict=True) if one is not None}
+    found = [_of_log(one, around, price_of, job_of.get(one.log.info.key)) for one in chosen]
+    found += [_of_job(job, around, price_of) for job, one in zip(around.planned, own, strict=True) if one is None]
     return sorted(found, key=lambda row: (row.task, row.model, canonical(row.args), row.file))
+
+
+def match(specs: Sequence[JobSpec], chosen: Sequence[Chosen]) -> list[Chosen | None]:
+    """The log of each planned job, None where it has none; a log is one job's alone."""
+    free = dict(enumerate(chosen))
+    found = []
+    for spec in specs:
+        index = next((index for index, one in free.items() if fits(spec, one.log.facts)), None)
+        found.append(None if index is None else free.pop(index))
+    return found
 
 
 def fits(spec: JobSpec, facts: Facts) -> bool:
@@ -175,11 +187,20 @@ def bare(task: str) -> str:
     return task.rsplit("/", 1)[-1]
 
 
-def _of_log(one: Chosen, around: Surroundings, price_of: cost.PriceOf) -> Row:
+def _of_log(one: Chosen, around: Surroundings, price_of: cost.PriceOf, job: Job | None = None) -> Row:
     facts, info = one.log.facts, one.log.info
     written = max(filter(None, (info.modified, around.writes.get(info.key))))
     age = (around.now - written).total_seconds()
     state, remark = state_of(facts, age, around)
+    if job is not None and job.again and state in RETRYABLE:
+        before = f"retrying; before: {': '.join(filter(None, (state, remark)))}"
+        if job.partial is not None:
+            return replace(
+                _of_log(job.partial, around, price_of), state="running", remark=before, job_id=job.spec.job_id
+            )
+        state, remark = ("running" if job.going else "waiting"), before
+    if layout.is_promoted(info.key):
+        remark = "; ".join(filter(None, (f"promoted to {info.key.rpartition('/')[0]}", remark)))
     completed = facts.completed
     if completed is None and facts.status == "started":
         completed = facts.logged
@@ -200,6 +221,7 @@ def _of_log(one: Chosen, around: Surroundings, price_of: cost.PriceOf) -> Row:
         log=info.key,
         remark=remark,
         file=facts.file,
+        job_id=job.spec.job_id if job else None,
     )
 
 
@@ -228,12 +250,13 @@ def state_of(facts: Facts, age_s: float, around: Surroundings) -> tuple[State, s
 
 def _of_job(job: Job, around: Surroundings, price_of: cost.PriceOf) -> Row:
     if job.partial is not None:
-        return _of_log(job.partial, around, price_of)
+        return replace(_of_log(job.partial, around, price_of), job_id=job.spec.job_id)
     state: State = "waiting"
     remark = ""
     begun = job.completed + job.errored > 0
     if job.ended is not None:
-        state, remark = ("cancelled" if job.ended.startswith("cancelled") else "error"), job.ended
+        remark = job.ended
+        state = _ENDS.get(remark.partition(":")[0], "error")
     elif begun:
         state = "dead" if around.alive is False else "running"
         remark = around.owner if state == "dead" else ""
@@ -254,7 +277,11 @@ def _of_job(job: Job, around: Surroundings, price_of: cost.PriceOf) -> Row:
         log=None,
         remark=remark,
         file=task_file(job.spec.task.rpartition("@")[0]),
+        job_id=job.spec.job_id,
     )
+
+
+_ENDS: dict[str, State] = {"completed": "success", "cancelled": "cancelled"}
 
 
 def shorten(text: str, limit: int = 120) -> str:
@@ -280,9 +307,11 @@ def headline(found: Sequence[Row], around: Surroundings, run_id: str | None) -> 
         return f"Running ({tally})." + _quiet(min(ages, default=None))
     if waiting and around.alive:
         return f"Waiting for a worker to start, {around.owner} ({tally})."
+    if around.alive:
+        return f"It has not ended yet: {around.owner} ({tally})."
     retry = f" To go on: {_retry_command(run_id, around.backend)}" if run_id else ""
     if not bad:
-        return f"Finished: {tally}."
+        return f"Finished: {tally}.{_allowed(found)}"
     if count.get("dead") or waiting:
         why = around.owner or "its owner has gone"
         return f"Nothing is running: {why} ({tally}).{retry}"
@@ -290,6 +319,13 @@ def headline(found: Sequence[Row], around: Surroundings, run_id: str | None) -> 
 
 
 _ORDER: tuple[State, ...] = ("running", "waiting", "success", "partial", "error", "cancelled", "dead", "unreadable")
+
+
+def _allowed(found: Sequence[Row]) -> str:
+    """What `partial` means, where something is: nobody should wait for a retry to heal it."""
+    missing = sum((row.total or 0) - (row.completed or 0) for row in found if row.state == "partial")
+    samples = "1 sample" if missing == 1 else f"{missing} samples"
+    return f" {samples} did not complete, which the run's options allow: a retry runs none again." if missing else ""
 
 
 def _quiet(age_s: float | None) -> str:

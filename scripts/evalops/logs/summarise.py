@@ -56,8 +56,9 @@ class Work:
 
 
 def summarise(work: Work, directory: Directory, chosen: Sequence[Chosen]) -> list[Result]:
-    """Write what each experiment's log deserves, and remove the files of logs that no longer count."""
-    results = [_one(work, directory, one) for one in chosen]
+    """Write what each experiment's log in the directory deserves, and remove the files of logs that no longer count."""
+    here = {info.key for info in directory.logs}
+    results = [_one(work, directory, one) for one in chosen if one.log.info.key in here]  # the others are promoted
     counting = {one.log.info.key for one in chosen}
     for info in directory.logs:
         if info.key not in counting:

@@ -7,6 +7,7 @@ is said, and the rest goes on.
 import os
 import socket
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypeVar
@@ -19,9 +20,10 @@ from evalops.logs.cache import FactsCache
 from evalops.logs.choose import Chosen, choose
 from evalops.logs.events import Progress
 from evalops.logs.places import Place
-from evalops.logs.reading import Directory, list_directory, read_all
+from evalops.logs.promote import Promoted
+from evalops.logs.reading import THREADS, Directory, Listed, list_directory, read_all
 from evalworker.contract import layout
-from evalworker.contract.documents import Control, JobDone, JobSpec, Manifest, wholes
+from evalworker.contract.documents import BatchRound, Control, JobDone, Manifest, wholes
 from evalworker.contract.wire import Unreadable, Wire, now
 from evalworker.storage import Denied, Info, Missing, Storage, StorageError
 
@@ -29,8 +31,24 @@ D = TypeVar("D", bound=Wire)
 
 
 @dataclass(frozen=True)
+class Current:
+    """What a run's living owner runs now.
+
+    Attributes:
+        round: job ends of older rounds are not its; None where it records none (`ies run local`).
+        jobs: their ids, None for all of the run.
+        in_place: one `eval_set` writes into the run's own log directory, since `begun`.
+    """
+
+    round: int | None
+    jobs: frozenset[str] | None = None
+    in_place: bool = False
+    begun: datetime | None = None
+
+
+@dataclass(frozen=True)
 class Survey:
-    """A run as it is now."""
+    """A run as it is now. `current`: what its owner runs, None when none is known to live."""
 
     place: Place
     directory: Directory
@@ -39,6 +57,7 @@ class Survey:
     around: state.Surroundings
     manifest: Manifest | None
     control: Control | None
+    current: Current | None
     problems: list[str]
 
     @property
@@ -65,7 +84,8 @@ def survey(
     problems: list[str] = []
     directory = list_directory(place.storage, place.prefix)
     cache = FactsCache(place.url) if cached else None
-    listed = read_all(place.storage, directory.logs, cache, started(len(directory.logs)))
+    logs = [*directory.logs, *_promoted(place, directory, problems)]
+    listed = read_all(place.storage, logs, cache, started(len(logs)))
     manifest = control = None
     jobs: list[state.Job] = []
     if place.run_id is not None:
@@ -73,12 +93,17 @@ def survey(
         control = document(place.storage, layout.control(place.run_id), Control, problems)
     alive, owner = state.owner(control, clock(), process_alive(control.controller) if control else None)
     chosen = choose(listed)
+    current: Current | None = None
     if manifest is not None and place.run_id is not None and not alive and _open_on_batch(manifest, chosen):
         on_batch = living.on_batch(place.storage, place.run_id)
-        alive, owner = (alive, owner) if on_batch[0] is None else on_batch
+        alive, owner = (alive, owner) if on_batch.alive is None else (on_batch.alive, on_batch.clause)
+        current = _of_batch(manifest, on_batch.round) if on_batch.alive and on_batch.round else None
     unattended = control is not None and not alive and _runs_on(place.storage, control, problems)
+    if current is None and control is not None and (alive or unattended):
+        here = control.begun is not None
+        current = Current(None if here else control.round, in_place=here, begun=control.begun)
     if place.run_id is not None and manifest is not None:
-        jobs = _jobs(place.storage, place.run_id, manifest, control, chosen, problems)
+        jobs = _jobs(place.storage, place.run_id, manifest, control, current, chosen, problems)
     around = state.Surroundings(
         now=clock(),
         alive=None if unattended else alive,  # its workers write, or not: the logs' ages tell
@@ -88,7 +113,28 @@ def survey(
         writes=_writes(directory.others),
         backend=manifest.backend if manifest else "",
     )
-    return Survey(place, directory, chosen, state.rows(chosen, around, price_of), around, manifest, control, problems)
+    rows = state.rows(chosen, around, price_of)
+    return Survey(place, directory, chosen, rows, around, manifest, control, current, problems)
+
+
+def _promoted(place: Place, directory: Directory, problems: list[str]) -> list[Info]:
+    """The run's logs that were promoted away: a mark in the directory names each. Where there is none, this asks for nothing."""
+    if place.run_id is None or place.prefix != layout.working(place.run_id):
+        return []  # the keys of a plain directory are not the root's
+    there = {f"{info.key}{layout.PROMOTED_SUFFIX}" for info in directory.logs}
+    marks = [key for key in directory.others if key.endswith(layout.PROMOTED_SUFFIX) and key not in there]
+
+    def find(key: str) -> Info | None:
+        mark = document(place.storage, key, Promoted, problems)
+        info = place.storage.head(mark.log) if mark is not None else None
+        if mark is not None and info is None:
+            problems.append(
+                f"{key.removesuffix(layout.PROMOTED_SUFFIX)} was promoted to {mark.log}, which is not there"
+            )
+        return info
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return [info for info in pool.map(find, marks) if info is not None]
 
 
 def _runs_on(storage: Storage, control: Control, problems: list[str]) -> bool:
@@ -100,9 +146,17 @@ def _runs_on(storage: Storage, control: Control, problems: list[str]) -> bool:
 
 
 def _open_on_batch(manifest: Manifest, chosen: list[Chosen]) -> bool:
-    """Whether a run went to AWS Batch and its logs alone do not tell that it is over."""
-    over = [one for one in chosen if one.log.facts.status in ("success", "error", "cancelled")]
-    return manifest.backend == "batch" and len(over) < len(manifest.jobs)
+    """Whether a run went to AWS Batch and its logs alone do not tell that it is over: what failed may be running again."""
+    return manifest.backend == "batch" and not all(map(_succeeded, state.match(wholes(manifest.jobs), chosen)))
+
+
+def _succeeded(one: Chosen | None) -> bool:
+    return one is not None and one.log.facts.status == "success" and not one.log.facts.hollow
+
+
+def _of_batch(manifest: Manifest, round_: BatchRound) -> Current:
+    jobs = frozenset(manifest.jobs[place].job_id for place in round_.jobs)
+    return Current(round_.number, jobs, in_place=not round_.array, begun=round_.begun)
 
 
 def document(storage: Storage, key: str, kind: type[D], problems: list[str]) -> D | None:
@@ -149,33 +203,66 @@ def _jobs(
     run_id: str,
     manifest: Manifest,
     control: Control | None,
+    current: Current | None,
     chosen: list[Chosen],
     problems: list[str],
 ) -> list[state.Job]:
-    """The planned jobs; of those that have no log, what the fleet's own objects say of them."""
-    jobs = [state.Job(spec) for spec in wholes(manifest.jobs)]
-    bare = [job for job in jobs if not any(state.fits(job.spec, one.log.facts) for one in chosen)]
-    if not bare:
+    """The planned jobs; of those that have no log, or are run again, what the run's own objects say of them."""
+    specs = wholes(manifest.jobs)
+    logs = {spec.job_id: one for spec, one in zip(specs, state.match(specs, chosen), strict=True) if one is not None}
+    failed = {job_id for job_id, one in logs.items() if not _succeeded(one)} if current is not None else set()
+    jobs = [state.Job(spec) for spec in specs]
+    if len(logs) == len(specs) and not failed:
         return jobs
     try:
-        names = {info.key for info in storage.list(f"{run_id}/") if ".done-" in info.key and info.key.count("/") == 1}
+        ends = layout.job_ends(run_id, (info.key for info in storage.list(f"{run_id}/")))
         progress = Progress()
-        if manifest.backend in ("local", "ec2"):
+        if manifest.backend in ("local", "ec2") and len(logs) < len(specs):
             progress = Progress.now(storage, run_id, control.round if control else None, problems)
-        told = {job.spec.job_id: _tell(storage, run_id, job.spec, names, progress, problems) for job in bare}
+        told = []
+        for job in jobs:
+            job_id = job.spec.job_id
+            log, end = logs.get(job_id), ends.get(job_id)
+            if current is not None and (log is None or job_id in failed) and _again(job_id, log, current, end):
+                job, end = replace(job, again=True, going=_going(log, current)), None
+            if log is None:
+                job = _tell(storage, run_id, job, end, progress, problems)
+            elif job.again and current is not None and not current.in_place:
+                job = replace(job, partial=_partial(storage, run_id, job_id, current.begun))
+            told.append(job)
     except StorageError as error:
         problems.append(str(error))
         return jobs
-    return [told.get(job.spec.job_id, job) for job in jobs]
+    return told
+
+
+def _again(job_id: str, log: Chosen | None, current: Current, end: int | None) -> bool:
+    """Whether a job that has not succeeded is the owner's to run, and what is there of its end is older than this round."""
+    if current.jobs is not None and job_id not in current.jobs:
+        return False
+    if log is not None and current.in_place and _since(log.log, current):
+        return False
+    return current.round is None or (end or 0) < current.round
+
+
+def _going(log: Chosen | None, current: Current) -> bool:
+    """Whether an `eval_set` in the run's directory has begun with it: the new log counts once it is as far as the old one."""
+    logs = log.superseded if log is not None and current.in_place else ()
+    return any(one.facts.status == "started" and _since(one, current) for one in logs)
+
+
+def _since(log: Listed, current: Current) -> bool:
+    created = log.facts.created
+    return current.begun is None or created is None or created >= current.begun
 
 
 def _tell(
-    storage: Storage, run_id: str, spec: JobSpec, names: set[str], progress: Progress, problems: list[str]
+    storage: Storage, run_id: str, job: state.Job, end: int | None, progress: Progress, problems: list[str]
 ) -> state.Job:
-    job = state.Job(spec)
-    ends = sorted(key for key in names if key.startswith(f"{run_id}/{spec.job_id}.done-"))
-    if ends:
-        done = document(storage, ends[-1], JobDone, problems)
+    """What is known of a job beside its log. `end`: the round in which it has ended."""
+    spec = job.spec
+    if end is not None:
+        done = document(storage, layout.job_done(run_id, spec.job_id, end), JobDone, problems)
         if done is not None:
             said = done.attempt_done
             why = said.failure_category if said.failure_category != said.status else said.error_summary
@@ -183,11 +270,23 @@ def _tell(
             counts = unmerged or said.samples
             ended = f"{said.status}: {why or said.error_summary or 'no log'}"
             return replace(job, ended=ended, completed=counts.completed, errored=counts.errored)
-    unfinished = list_directory(storage, layout.partial(run_id, spec.job_id)).logs
-    best = choose(read_all(storage, unfinished)) if unfinished else []
     seen = progress.together([spec.job_id, *spec.merges])
-    job = replace(job, partial=best[0] if best else None)
+    job = replace(job, partial=_partial(storage, run_id, spec.job_id))
     return replace(job, completed=seen.completed, errored=seen.errored, last=seen.last) if seen else job
+
+
+def _partial(storage: Storage, run_id: str, job_id: str, since: datetime | None = None) -> Chosen | None:
+    """The unfinished log that a worker keeps for a job, written `since` then."""
+    logs = list_directory(storage, layout.partial(run_id, job_id)).logs
+    unfinished = [info for info in logs if since is None or info.modified >= since]
+    best = choose(read_all(storage, unfinished)) if unfinished else []
+    return best[0] if best else None
+
+
+def away(found: Survey) -> set[str]:
+    """The ids of jobs that are done although their logs are not in the run's directory: what runs there would run them again."""
+    done = (row for row in found.rows if row.state in state.GOOD and row.job_id is not None)
+    return {str(row.job_id) for row in done if not (row.log or "").startswith(found.place.prefix)}
 
 
 def as_json(found: Survey) -> dict[str, Any]:

@@ -178,7 +178,7 @@ class Control(Wire):
     messages of older rounds are deleted. `ct fleet stop` alone writes it from outside. `rate_limited` and `waiting_for` are what the
     controller last heard and knew, for whoever only looks; `outcome` is how the fleet ended, as in its `fleet_summary`.
     `connections` are the shares of `fleet_connections`, `pressure` the rate-limited model calls, `draining` why workers that drain do
-    so, by worker.
+    so, by worker. `begun` is set by `ies run local` alone: since when one `eval_set` writes into the run's own log directory.
     """
 
     type: Literal["control"] = "control"
@@ -198,6 +198,7 @@ class Control(Wire):
     pressure: dict[str, int] = {}
     draining: dict[str, str] = {}
     outcome: str | None = None
+    begun: datetime | None = None
 
 
 class Lane(Wire):

@@ -7,6 +7,7 @@ business of `evalworker.storage`. Design, section 4.
 import hashlib
 import re
 import time
+from collections.abc import Iterable
 
 from evalworker.contract.ids import BadId, check_job_id, check_run_id, slug
 from evalworker.contract.jsonio import canonical
@@ -70,6 +71,16 @@ def job_log(fleet_id: str, job_id: str) -> str:
 def job_done(fleet_id: str, job_id: str, round_: int) -> str:
     """Created once; its existence means that the job has ended for this round."""
     return f"{check_run_id(fleet_id)}/{check_job_id(job_id)}.done-{round_}.json"
+
+
+def job_ends(fleet_id: str, keys: Iterable[str]) -> dict[str, int]:
+    """The newest round in which each job has ended, by job: from the keys of `job_done` among these."""
+    found: dict[str, int] = {}
+    for key in keys:
+        job_id, is_end, round_ = key.removeprefix(f"{fleet_id}/").removesuffix(".json").partition(".done-")
+        if is_end and "/" not in job_id and round_.isdigit():
+            found[job_id] = max(found.get(job_id, 0), int(round_))
+    return found
 
 
 def late(fleet_id: str) -> str:
@@ -156,6 +167,10 @@ REPLACED_SUFFIX = ".replaced.json"
 """What stands beside `<log>.eval`: the dashboard's file, the download, and a dashboard file that another run's has replaced."""
 
 
+PROMOTED_SUFFIX = ".promoted"
+"""What stands in the place of a working log that was promoted, and says where it is; no name that Inspect takes for a log's."""
+
+
 def is_derived(key: str) -> bool:
     """Whether `summarize` has made it from the log that it stands beside, and would make it again."""
     return key.endswith((f".eval{DASHBOARD_SUFFIX}", f".eval{ZIP_SUFFIX}"))
@@ -169,6 +184,11 @@ def promoted(environment: str) -> str:
     """The prefix of all that was promoted to an environment."""
     assert environment in ENVIRONMENTS, environment
     return f"logs/{environment}/"
+
+
+def is_promoted(key: str) -> bool:
+    """Whether it lies where an environment's files are."""
+    return key.startswith(tuple(map(promoted, ENVIRONMENTS)))
 
 
 def promoted_pair(environment: str, task: str, model: str) -> str:
