@@ -478,6 +478,7 @@ def test_the_deadline_of_a_fleet_that_runs_on_comes_sooner_or_stays(
         ({}, {"code": "c" * 32, "code_root": "/mended", "requirements": ["x==1"]}, "code or packages"),
         ({"typed": frozenset({"secrets"})}, {"secrets": ["MINE"]}, "secrets"),
         ({"slots": 2, "guards": Guards(canary=True)}, {}, "--slots or --canary"),
+        ({"connections": 9}, {}, "--fleet-connections"),
     ],
 )
 def test_what_a_fleet_that_runs_on_cannot_take_is_refused(

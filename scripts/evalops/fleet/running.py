@@ -61,6 +61,9 @@ def _other(request: Request, manifest: Manifest, control: Control, shipped: dict
         found.append("secrets")
     if request.slots != control.limits.slots:
         found.append("--slots")
+    undivided = control.limits.fleet_connections is None  # jobs that run have Inspect's own limits, for good
+    if undivided and request.connections is not None:
+        found.append("--fleet-connections")
     if request.guards.canary != control.guards.canary:
         found.append("--canary")
     return list(dict.fromkeys(found))
