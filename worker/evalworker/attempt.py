@@ -238,7 +238,11 @@ class Attempt:
         if self.spec.merges:
             partials.fetch_shards(storage, fleet_id, self.spec.merges, self._dir / job.SHARDS)
         else:
-            partials.fetch(storage, fleet_id, self.spec.job_id, log_dir, self._published_name())
+            partials.fetch(storage, fleet_id, self.spec, log_dir, self._published_name(), self._warn)
+
+    def _warn(self, text: str) -> None:
+        self.worker.log(f"job {self.spec.job_id}: {text}")
+        self.worker.warn(text, self.spec.job_id)
 
     def _try_again(self) -> None:
         self.heard = _Heard()

@@ -4,13 +4,18 @@ A log alone lacks up to a buffer of finished samples, so the `.buffer/` folder t
 `eval_set` finds both in its log directory and runs only what is missing.
 """
 
+import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+from evalworker import holdings
 from evalworker.contract import layout
+from evalworker.contract.documents import JobSpec
 from evalworker.storage import Missing, Storage, StorageError
 
-NEWEST = ".eval"
+LOG = ".eval"
+BUFFER = ".buffer"
 
 
 class PartialKeeper:
@@ -43,7 +48,7 @@ class PartialKeeper:
         Raises StorageError; a file that goes away meanwhile is passed over.
         """
         saved = 0
-        for path in sorted(_files(self._log_dir), key=lambda path: (path.suffix == NEWEST, path.name)):
+        for path in sorted(_files(self._log_dir), key=lambda path: (path.suffix == LOG, path.name)):
             name = path.relative_to(self._log_dir).as_posix()
             try:
                 stat = path.stat()
@@ -61,39 +66,65 @@ class PartialKeeper:
 def _files(log_dir: Path) -> list[Path]:
     """What belongs to the unfinished log. Directories may go away while they are listed: a job's end removes them."""
     found = (Path(folder, name) for folder, _, names in os.walk(log_dir) for name in names)
-    return [path for path in found if _belongs(path)]
+    return [path for path in found if _belongs(path.relative_to(log_dir))]
 
 
-def _belongs(path: Path) -> bool:
-    """Inspect's logs and buffer segments; not its lock or eval-set files, which it makes anew."""
-    return path.suffix == NEWEST or any(parent.name == ".buffer" for parent in path.parents)
+def _belongs(relative: Path) -> bool:
+    """Inspect's logs and their buffers; not its lock or eval-set files, which it makes anew, nor what is no file of Inspect's."""
+    parts = relative.parts
+    if len(parts) == 1:
+        return relative.suffix == LOG
+    return len(parts) == 3 and parts[0] == BUFFER and ".." not in parts
 
 
-def fetch(storage: Storage, fleet_id: str, job_id: str, log_dir: Path, published_name: str | None) -> bool:
+def fetch(
+    storage: Storage,
+    fleet_id: str,
+    spec: JobSpec,
+    log_dir: Path,
+    published_name: str | None,
+    warn: Callable[[str], None],
+) -> bool:
     """Bring what an earlier attempt left into a fresh log directory; whether there was anything.
 
-    The partial log is the newest. Without one, the log that the job published in an earlier round (`published_name`) serves.
+    The partial log is the newest. Without one, the log that the job published in an earlier round (`published_name`) serves. What is
+    there and is no whole log of this job would make Inspect refuse the directory: it is left out, and `warn` is given a sentence.
     """
-    prefix = layout.partial(fleet_id, job_id)
-    found = False
-    for info in list(storage.list(prefix)):
-        relative = Path(info.key.removeprefix(prefix))
-        if relative.is_absolute() or ".." in relative.parts:
-            continue
-        target = log_dir / relative
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            storage.download(info.key, target)
-            found = True
-        except Missing:
-            continue
-    if not found and published_name is not None:
-        try:
-            storage.download(layout.job_log(fleet_id, job_id), log_dir / Path(published_name).name)
-            found = True
-        except Missing:
-            return False
-    return found
+    prefix = layout.partial(fleet_id, spec.job_id)
+    keys = {Path(info.key.removeprefix(prefix)): info.key for info in list(storage.list(prefix))}
+    if strange := [storage.url(key) for path, key in keys.items() if not _belongs(path)]:
+        warn(f"{spec.name}: {', '.join(strange[:3])} is no part of an unfinished log, so it is left alone")
+    known = {path: key for path, key in keys.items() if _belongs(path)}
+    tops = {path: key for path, key in known.items() if len(path.parts) == 1}
+    logs = {path.stem for path, key in tops.items() if _bring(storage, key, log_dir / path, spec, warn)}
+    for path, key in known.items():
+        if path not in tops and path.parts[1] in logs:
+            with contextlib.suppress(Missing):
+                storage.download(key, log_dir / path)
+    if logs or published_name is None:
+        return bool(logs)
+    published = layout.job_log(fleet_id, spec.job_id)
+    return _bring(storage, published, log_dir / Path(published_name).name, spec, warn)
+
+
+def _bring(storage: Storage, key: str, target: Path, spec: JobSpec, warn: Callable[[str], None]) -> bool:
+    """Download one log if it is whole and of this job; whether it was."""
+    try:
+        storage.download(key, target)
+        holding = holdings.read(target)
+    except Missing:
+        return False
+    except holdings.BadLog as error:
+        warn(f"{spec.name}: {storage.url(key)} cannot be read, so the job goes on without it: {error}")
+    else:
+        task = holding.task and holding.task.rsplit("/", 1)[-1]
+        if task in (None, spec.name.rsplit("/", 1)[-1]) and holding.model in (None, spec.model):
+            return True
+        warn(
+            f"{spec.name}: {storage.url(key)} is a log of {holding.task} with {holding.model}, so the job goes on without it"
+        )
+    target.unlink()
+    return False
 
 
 def fetch_shards(storage: Storage, fleet_id: str, job_ids: list[str], folder: Path) -> list[Path]:
