@@ -205,7 +205,7 @@ class Attempt:
     def _try_once(self) -> None:
         log_dir = self._dir / "logs"
         log_dir.mkdir(parents=True)
-        self._fetch(log_dir)
+        self._fetch()
         started = time.monotonic()
         kills = oom_kills()
         self.process = process = self.worker.launcher.start(self._order(log_dir))
@@ -240,13 +240,13 @@ class Attempt:
         else:
             self._conclude(ending, category, time.monotonic() - started)
 
-    def _fetch(self, log_dir: Path) -> None:
+    def _fetch(self) -> None:
         """Bring what the job starts from: an earlier attempt's log, or the logs that it merges."""
-        storage, fleet_id = self.worker.storage, self.message.fleet_id
         if self.spec.merges:
-            partials.fetch_shards(storage, fleet_id, self.spec.merges, self._dir / job.SHARDS)
+            shards = self._dir / job.SHARDS
+            partials.fetch_shards(self.worker.storage, self.message.fleet_id, self.spec.merges, shards)
         else:
-            partials.fetch(storage, fleet_id, self.spec, log_dir, self._published_name(), self._warn)
+            self._partial.fetch(self.spec, self._published_name(), self._warn)
 
     def _warn(self, text: str) -> None:
         self.worker.log(f"job {self.spec.job_id}: {text}")
