@@ -112,8 +112,9 @@ class S3Storage:
 
     def upload(self, path: Path, key: str) -> None:
         """See Storage. Given a name, boto3 would open it anew for each part, and mix two versions of a file that is replaced."""
+        target = self._key(key)
         with self._errors("write", key), path.open("rb") as file:
-            self._client.upload_fileobj(file, self.bucket, self._key(key), Config=_TRANSFER)
+            self._client.upload_fileobj(file, self.bucket, target, Config=_TRANSFER)
 
     def download(self, key: str, path: Path) -> None:
         """See Storage. boto3 writes to a temporary file beside `path` and renames it."""
