@@ -16,6 +16,7 @@ from fleets import Fleet, check, prepare, run
 from inspect_ai.log import read_eval_log_sample_summaries
 
 from evalops.cli import ct, ies
+from evalworker.contract import layout
 from evalworker.contract.ids import sample_key
 
 HOSTILE = [
@@ -52,6 +53,12 @@ def test_the_good_part_is_kept_and_all_rules_hold(hostile: Fleet) -> None:
     assert hostile.code == 1
     assert hostile.summary["outcome"] == "failures"
     assert hostile.done("arithmetic")["samples"] == {"total": 3, "completed": 3, "errored": 0}
+
+
+def test_one_log_is_kept_for_a_resume_however_often_a_job_was_tried(hostile: Fleet) -> None:
+    job_id = hostile.done("one_error")["job_id"]
+    kept = hostile.folder / "logs" / "fleet" / layout.partial(hostile.fleet_id, job_id)
+    assert len(list(kept.glob("*.eval"))) == 1
 
 
 COMPLETED = "arithmetic error_once noisy daemon closes_standard_fds hostile_ids lone_surrogate long_explanation"

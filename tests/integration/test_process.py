@@ -114,6 +114,39 @@ def test_a_job_is_forked_from_the_warm_server(made: Made, tmp_path: Path) -> Non
     assert launcher._level == CODE
 
 
+STUBBORN = """
+from inspect_ai.solver import Generate, TaskState, solver
+
+@solver
+def second_fails():
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        if state.sample_id == 2:
+            raise ValueError("never")
+        return await generate(state)
+    return solve
+
+@task
+def stubborn():
+    samples = [Sample(id=id_, input="What is 1 + 1?", target="2") for id_ in (1, 2)]
+    return Task(dataset=samples, solver=second_fails(), scorer=includes())
+"""
+
+
+def test_a_jobs_tries_leave_one_log(made: Made, tmp_path: Path) -> None:
+    """Each try's log has all finished samples again: of a gigabyte's job, the disk must not hold one for each."""
+    launcher, given = made(STUBBORN), order(tmp_path)
+    spec = given.spec.model_copy(update={"task": "sums.py@stubborn", "name": "stubborn", "samples": 2})
+    more = {"retry_attempts": 3, "retry_cleanup": False, "continue_on_fail": True}
+    process = launcher.start(dataclasses.replace(given, spec=spec, arguments=given.arguments | more))
+    end, samples = follow(process)
+    launcher.finish(process)
+    process.close()
+    assert end is not None
+    assert (end.log_status, end.samples.completed, end.samples.errored) == ("error", 1, 1)
+    assert [sample.sample_id for sample in samples].count(2) == 4, "there were four tries"
+    assert [str(path) for path in Path(given.log_dir).glob("*.eval")] == [end.log_path]
+
+
 def test_a_killed_server_is_replaced_and_its_job_is_seen_gone(made: Made, tmp_path: Path) -> None:
     launcher = made(f"if {IN_A_JOB}: __import__('time').sleep(600)")
     process = launcher.start(order(tmp_path))

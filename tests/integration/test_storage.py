@@ -10,10 +10,12 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
 import pytest
+from botocore.awsrequest import AWSResponse
 from botocore.exceptions import ConnectionClosedError, IncompleteReadError
 from botocore.response import StreamingBody
 from botocore.stub import Stubber
@@ -246,6 +248,38 @@ def test_files_go_up_and_come_down(store: Storage, tmp_path: Path) -> None:
     store.copy("big/a.bin", "logs/working/r/a.bin")
     store.copy("big/a.bin", "big/a.bin")
     assert store.get("logs/working/r/a.bin").body == source.read_bytes()
+
+
+def test_a_file_that_is_replaced_while_it_goes_up_arrives_as_one_version(bucket: S3Storage, tmp_path: Path) -> None:
+    """Inspect replaces an unfinished log at every flush; parts of two versions would be a log that nobody can read."""
+    path, newer = tmp_path / "log.eval", tmp_path / "newer"
+    before = os.urandom(9 * 1024 * 1024)  # more than one part
+    path.write_bytes(before)
+    newer.write_bytes(os.urandom(10 * 1024 * 1024))
+    bucket._client.meta.events.register_first(
+        "before-call.s3.CreateMultipartUpload", lambda **_: newer.replace(path) and None
+    )
+    bucket.upload(path, "log.eval")
+    assert not newer.exists()
+    assert bucket.get("log.eval").body == before
+
+
+@pytest.mark.parametrize("operation", ["PutObject", "UploadPart"])
+def test_a_refused_part_is_sent_again_from_its_beginning(bucket: S3Storage, tmp_path: Path, operation: str) -> None:
+    path, left = tmp_path / "log.eval", [503, 503]
+    path.write_bytes(os.urandom(1024 if operation == "PutObject" else 9 * 1024 * 1024))
+
+    def refuse(request: Any, **_: Any) -> AWSResponse | None:
+        if not left:
+            return None
+        request.body.read()
+        raw = SimpleNamespace(stream=lambda: iter([b"<Error><Code>SlowDown</Code></Error>"]))
+        return AWSResponse(request.url, left.pop(), {}, raw)
+
+    bucket._client.meta.events.register_first(f"before-send.s3.{operation}", refuse)
+    bucket.upload(path, "log.eval")
+    assert left == []
+    assert bucket.get("log.eval").body == path.read_bytes()
 
 
 @pytest.mark.parametrize("key", ESCAPES)

@@ -15,7 +15,8 @@ from evalworker.attempt import Attempt
 from evalworker.aws import Fault
 from evalworker.contract import layout
 from evalworker.contract.failures import Category
-from evalworker.contract.messages import Job, SampleCounts, read_from_worker
+from evalworker.contract.messages import AttemptDone, Job, SampleCounts, read_from_worker
+from evalworker.contract.wire import now
 from evalworker.job import JobEnd
 from evalworker.queues import Received
 from evalworker.storage import LocalStorage, StorageError
@@ -184,6 +185,106 @@ def test_whoever_comes_after_a_killed_worker_finishes_a_recorded_end(
         assert [line["status"] for line in lines(controller)] == [
             {"the fleet's stop": "cancelled"}.get(next_, "failed")
         ]
+
+
+UNFINISHED = layout.partial(FLEET, JOB) + NAME
+
+
+def record_another_end(fleet: Any, how: str) -> None:
+    """While the attempt ran on, its message was taken from it and another worker's try failed; or the job was given up."""
+    fleet.storage.put(UNFINISHED, b"what there was a minute ago")
+    counts = SampleCounts(total=1, completed=int(how == "completed"))
+    told = {
+        "fleet_id": FLEET,
+        "ts": now(),
+        "round": 2,
+        "job_id": JOB,
+        "attempt": 1,
+        "duration_s": 1.0,
+        "samples": counts,
+    }
+    if how == "failed":
+        end = AttemptDone(
+            **told, instance_id="w0", status="failed", ended=False, failure_category="oom", retry_after_s=0.0
+        )
+        fleet.storage.create(layout.attempt_end(FLEET, JOB, 1), end.to_bytes())
+    elif how == "completed":
+        key = layout.attempt_log(FLEET, JOB, 1, "w0")
+        fleet.storage.put(key, b"the log of w0")
+        end = AttemptDone(**told, instance_id="w0", status="completed", ended=True, log=key, log_name=NAME)
+        fleet.storage.create(layout.attempt_end(FLEET, JOB, 1), end.to_bytes())
+    else:
+        job_ends.end_job(fleet, fleet.ledger.jobs[JOB], "cancelled", Category.CANCELLED, "stopped")
+
+
+def unfinished(controller: Controller) -> list[bytes]:  # noqa: F811
+    storage = controller.fleet.storage
+    return [storage.get(info.key).body for info in storage.list(layout.partial(FLEET, JOB))]
+
+
+@pytest.mark.parametrize("how", ["failed", "cancelled"])
+def test_work_that_was_completed_when_another_end_stands_is_where_the_next_attempt_starts(
+    controller: Controller,  # noqa: F811
+    tmp_path: Path,
+    how: str,
+) -> None:
+    record_another_end(controller.fleet, how)
+    assert isinstance(controller.fleet.storage, LocalStorage)
+    slot = Slot(controller, controller.fleet.storage, tmp_path, "w1")
+    slot.attempt._already_ended = lambda: False  # it was recorded while the attempt ran
+    slot.run(controller)
+    assert slot.deleted == ["receipt of w1"]
+    assert json.loads(slot.posted[0])["status"] == how
+    assert unfinished(controller) == [b"the log of w1"]
+    assert not controller.fleet.storage.exists(layout.job_log(FLEET, JOB)), "the recorded end stands"
+
+
+def test_nothing_is_left_when_another_worker_has_completed_the_job(
+    controller: Controller,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    record_another_end(controller.fleet, "completed")
+    assert isinstance(controller.fleet.storage, LocalStorage)
+    slot = Slot(controller, controller.fleet.storage, tmp_path, "w1")
+    slot.attempt._already_ended = lambda: False
+    slot.run(controller)
+    check_completed(controller, b"the log of w0")
+    assert unfinished(controller) == []
+
+
+def test_a_worker_that_is_killed_before_its_completed_work_is_kept_is_followed_by_one_that_keeps_it(
+    controller: Controller,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    record_another_end(controller.fleet, "cancelled")
+    copying = RECORDED + 2  # after the done document, which is there already
+    killed = Slot(controller, failing(controller, copying, Killed(), answer_lost=False), tmp_path, "w1")
+    killed.attempt._already_ended = lambda: False
+    with pytest.raises(Killed):
+        killed.run(controller)
+    assert unfinished(controller) == [b"what there was a minute ago"]
+    assert isinstance(controller.fleet.storage, LocalStorage)
+    again = Slot(controller, controller.fleet.storage, tmp_path, "w2")
+    again.run(controller)
+    assert (again.deleted, again.runs) == (["receipt of w2"], 0)
+    assert unfinished(controller) == [b"the log of w1"]
+
+
+@pytest.mark.parametrize("answer_lost", [False, True])
+def test_completed_work_is_kept_with_patience(
+    controller: Controller,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answer_lost: bool,
+) -> None:
+    record_another_end(controller.fleet, "failed")
+    storage = failing(controller, RECORDED + 1, AWAY, answer_lost=answer_lost)
+    monkeypatch.setattr(module.time, "sleep", lambda _: setattr(storage, "_left", 9))
+    slot = Slot(controller, storage, tmp_path, "w1")
+    slot.attempt._already_ended = lambda: False
+    slot.run(controller)
+    assert slot.deleted == ["receipt of w1"]
+    assert unfinished(controller) == [b"the log of w1"]
 
 
 def test_a_recorded_end_that_cannot_be_read_ends_nothing_wrongly_and_blocks_nothing(

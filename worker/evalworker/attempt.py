@@ -186,6 +186,7 @@ class Attempt:
         record = publish.find_done(self.worker.storage, message.fleet_id, message.job_id, message.round)
         if record is not None:
             publish.publish(self.worker.storage, record)
+            self._keep_what_was_recorded(record.attempt_done)
             self._post_and_delete(record.attempt_done)
             return True
         end = publish.find_end(self.worker.storage, message.fleet_id, message.job_id, message.attempt)
@@ -194,10 +195,17 @@ class Attempt:
         self._post_and_delete(publish.conclude(self.worker.storage, end))
         return True
 
+    def _keep_what_was_recorded(self, stands: AttemptDone) -> None:
+        """A worker may have been killed after it had recorded this attempt's end, and before it could keep what another end left out."""
+        with contextlib.suppress(ValueError):  # an end that cannot be read
+            end = publish.find_end(self.worker.storage, stands.fleet_id, stands.job_id, self.message.attempt)
+            if end is not None:
+                publish.keep_unrecorded(self.worker.storage, end, stands)
+
     def _try_once(self) -> None:
         log_dir = self._dir / "logs"
         log_dir.mkdir(parents=True)
-        self._fetch(log_dir)
+        self._fetch()
         started = time.monotonic()
         kills = oom_kills()
         self.process = process = self.worker.launcher.start(self._order(log_dir))
@@ -232,13 +240,17 @@ class Attempt:
         else:
             self._conclude(ending, category, time.monotonic() - started)
 
-    def _fetch(self, log_dir: Path) -> None:
+    def _fetch(self) -> None:
         """Bring what the job starts from: an earlier attempt's log, or the logs that it merges."""
-        storage, fleet_id = self.worker.storage, self.message.fleet_id
         if self.spec.merges:
-            partials.fetch_shards(storage, fleet_id, self.spec.merges, self._dir / job.SHARDS)
+            shards = self._dir / job.SHARDS
+            partials.fetch_shards(self.worker.storage, self.message.fleet_id, self.spec.merges, shards)
         else:
-            partials.fetch(storage, fleet_id, self.spec.job_id, log_dir, self._published_name())
+            self._partial.fetch(self.spec, self._published_name(), self._warn)
+
+    def _warn(self, text: str) -> None:
+        self.worker.log(f"job {self.spec.job_id}: {text}")
+        self.worker.warn(text, self.spec.job_id)
 
     def _try_again(self) -> None:
         self.heard = _Heard()
@@ -384,7 +396,7 @@ class Attempt:
                 f"{self.spec.name}: {ending.said.broken} samples were reported only after the job", self.spec.job_id
             )
         recorded = self._store(done, log)
-        if done.status == "completed" and done.ended:
+        if recorded.status == "completed" and recorded.ended:
             publish.clear_partial(self.worker.storage, done.fleet_id, done.job_id)
         self._post_and_delete(recorded)
 
@@ -392,7 +404,9 @@ class Attempt:
         """Record and conclude, with patience: what was computed is paid for. Raises StorageError in the end."""
         for turn in range(STORE_TRIES):
             try:
-                return publish.conclude(self.worker.storage, publish.record_end(self.worker.storage, done, log))
+                recorded = publish.conclude(self.worker.storage, publish.record_end(self.worker.storage, done, log))
+                publish.keep_unrecorded(self.worker.storage, done, recorded)
+                return recorded
             except StorageError as error:
                 if turn == STORE_TRIES - 1 or (turn == REFUSED_TRIES - 1 and not error.retryable):
                     raise

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-from evalworker import containers, preload_settings, redact
+from evalworker import containers, holdings, preload_settings, redact
 from evalworker.contract.documents import JobSpec
 from evalworker.contract.failures import EXIT_CONFIG
 from evalworker.contract.ids import sample_key
@@ -302,7 +302,12 @@ def _run(order: Order, line: AgentLine) -> tuple[JobEnd, int]:
         prices.introduce(prices.read(arguments.get(prices.ARGUMENT)))
         streaming.last_try = tries_allowed(arguments)
         share = Share(streaming, inspect_internals.set_sample_limit, arguments["max_samples"], ceiling)
-        streaming.on_task = share.apply
+
+        def task_started() -> None:
+            share.apply()
+            holdings.prune(log_dir)  # this try's log has all that it takes over, and Inspect reads the others no more
+
+        streaming.on_task = task_started
         line.follow("share", share.change)
         if order.connections is not None:
             most = arguments.get("max_connections")

@@ -77,6 +77,15 @@ def publish(storage: Storage, record: JobDone) -> None:
             storage.delete(working + name)
 
 
+def keep_unrecorded(storage: Storage, done: AttemptDone, recorded: AttemptDone) -> None:
+    """Make the log of an attempt that has completed the job's partial one, if another end than a completed one was recorded.
+
+    Whoever runs the job again then finds it finished.
+    """
+    if done.status == "completed" and done.ended and recorded.status != "completed" and done.log and done.log_name:
+        storage.copy(done.log, layout.partial(done.fleet_id, done.job_id) + done.log_name)
+
+
 def clear_partial(storage: Storage, fleet_id: str, job_id: str) -> None:
     """Remove the unfinished log of a job that has completed.
 

@@ -1,7 +1,7 @@
 """Members of a zip file as they lie there: copied without being unpacked, or read only as far as they are needed.
 
-For the merge of logs, whose members are large and compressed already. It knows nothing of logs; `zipfile` reads the directories, and
-its own bookkeeping is told of each member that is copied past it.
+For the merge of logs, whose members are large and compressed already, and for what the agent reads of one. It knows nothing of logs;
+`zipfile` reads the directories, and its own bookkeeping is told of each member that is copied past it.
 """
 
 import codecs
@@ -9,8 +9,11 @@ import copy
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Iterator
 from typing import IO, Any
+
+import zstandard
 
 CHUNK = 1024 * 1024
 """Bytes that are copied at once."""
@@ -21,6 +24,7 @@ FIRST_READ = 64 * 1024
 _LOCAL_HEADER = 30
 _SIGNATURE = b"PK\x03\x04"
 _DATA_DESCRIPTOR = 0x08
+_ZSTANDARD = 93
 
 
 class BadMember(ValueError):
@@ -39,7 +43,7 @@ def copy_member(source: IO[bytes], info: zipfile.ZipInfo, target: zipfile.ZipFil
     kept.extra = b""
     out: Any = target
     assert out.fp is not None
-    source.seek(_data_offset(source, info))
+    source.seek(data_offset(source, info))
     out.fp.seek(out.start_dir)
     kept.header_offset = out.fp.tell()
     out.fp.write(kept.FileHeader())
@@ -57,14 +61,30 @@ def copy_member(source: IO[bytes], info: zipfile.ZipInfo, target: zipfile.ZipFil
     out._didModify = True
 
 
-def _data_offset(source: IO[bytes], info: zipfile.ZipInfo) -> int:
-    """Where a member's packed bytes begin: its local header has lengths of its own."""
+def data_offset(source: IO[bytes], info: zipfile.ZipInfo) -> int:
+    """Where a member's packed bytes begin: its local header has lengths of its own. Raises BadMember where there is none."""
     source.seek(info.header_offset)
     header = source.read(_LOCAL_HEADER)
     if len(header) != _LOCAL_HEADER or not header.startswith(_SIGNATURE):
         raise BadMember(f"{info.filename}: there is no member where the directory says")
     name, extra = int.from_bytes(header[26:28], "little"), int.from_bytes(header[28:30], "little")
     return info.header_offset + _LOCAL_HEADER + name + extra
+
+
+def content(source: IO[bytes], info: zipfile.ZipInfo) -> bytes:
+    """A member, unpacked: with Inspect's compression too, which `zipfile` knows only where Inspect is imported. Raises BadMember."""
+    source.seek(data_offset(source, info))
+    packed = source.read(info.compress_size)
+    try:
+        if info.compress_type == _ZSTANDARD:
+            body = zstandard.ZstdDecompressor().decompressobj(read_across_frames=True).decompress(packed)
+        else:
+            body = zlib.decompress(packed, -15) if info.compress_type == zipfile.ZIP_DEFLATED else packed
+    except (zlib.error, zstandard.ZstdError) as error:
+        raise BadMember(f"{info.filename} cannot be unpacked: {error}") from error
+    if zlib.crc32(body) != info.CRC:
+        raise BadMember(f"{info.filename} is damaged: its checksum differs")
+    return body
 
 
 def head_of(archive: zipfile.ZipFile, info: zipfile.ZipInfo, wanted: set[str]) -> dict[str, Any]:

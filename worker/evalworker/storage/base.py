@@ -90,7 +90,7 @@ class Storage(Protocol):
         """Write over exactly the content that has `etag`; raises Changed (also when the object is gone)."""
 
     def upload(self, path: Path, key: str) -> None:
-        """A local file of any size to an object."""
+        """A local file of any size to an object: one version of it, even if the file is replaced meanwhile."""
 
     def download(self, key: str, path: Path) -> None:
         """An object of any size to a local file, which appears whole or not at all; raises Missing."""

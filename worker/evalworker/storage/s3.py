@@ -36,6 +36,7 @@ FIRST_PAUSE_S = 0.1
 """Before the second try; doubled at each, with jitter of half."""
 
 _TRANSFER = TransferConfig(max_concurrency=4, preferred_transfer_client="classic")
+_TRANSFER.max_in_memory_upload_chunks = 4  # of 8 MB: what an upload holds beyond those that are being sent
 _ERRORS = (ClientError, BotoCoreError, Boto3Error, OSError)
 _GONE = frozenset({"NoSuchKey", "404", "NotFound"})
 
@@ -110,9 +111,10 @@ class S3Storage:
         return self._conditional(key, body, Changed(f"{self.url(key)} was changed by somebody else"), IfMatch=etag)
 
     def upload(self, path: Path, key: str) -> None:
-        """See Storage."""
-        with self._errors("write", key):
-            self._client.upload_file(str(path), self.bucket, self._key(key), Config=_TRANSFER)
+        """See Storage. Given a name, boto3 would open it anew for each part, and mix two versions of a file that is replaced."""
+        target = self._key(key)
+        with self._errors("write", key), path.open("rb") as file:
+            self._client.upload_fileobj(file, self.bucket, target, Config=_TRANSFER)
 
     def download(self, key: str, path: Path) -> None:
         """See Storage. boto3 writes to a temporary file beside `path` and renames it."""
