@@ -362,13 +362,30 @@ data "aws_iam_policy_document" "researcher" {
     }
   }
 
+  # The bucket's, and the disks' of the machines that are launched: EC2 asks for their key in the name of who launches.
   dynamic "statement" {
     for_each = var.kms_key_arn == null ? [] : [var.kms_key_arn]
 
     content {
-      sid       = "BucketKey"
-      actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
+      sid       = "Key"
+      actions   = ["kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey", "kms:GenerateDataKeyWithoutPlaintext", "kms:ReEncryptFrom", "kms:ReEncryptTo"]
       resources = [statement.value]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = var.kms_key_arn == null ? [] : [var.kms_key_arn]
+
+    content {
+      sid       = "DiskKey"
+      actions   = ["kms:CreateGrant"]
+      resources = [statement.value]
+
+      condition {
+        test     = "Bool"
+        variable = "kms:GrantIsForAWSResource"
+        values   = ["true"]
+      }
     }
   }
 }

@@ -130,7 +130,7 @@ variable "use_existing_bucket" {
 
 variable "kms_key_arn" {
   type        = string
-  description = "A KMS key for the bucket and the workers' disks. Null: SSE-S3 and the free EBS key. A key of yours costs 1 USD a month and a little per request."
+  description = "A KMS key for the bucket and the disks of workers and Batch hosts; its own policy must name two roles of AWS, see docs/aws.md. Null: SSE-S3 and the free EBS key. A key of yours costs 1 USD a month and a little per request."
   default     = null
 
   validation {

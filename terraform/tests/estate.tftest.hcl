@@ -383,6 +383,14 @@ run "private_network" {
   }
 
   assert {
+    condition = { for statement in jsondecode(data.aws_iam_policy_document.researcher.json).Statement : statement.Sid => [statement.Action, statement.Resource, try(statement.Condition, null)] if strcontains(jsonencode(statement.Action), "kms:") } == {
+      Key     = [["kms:ReEncryptTo", "kms:ReEncryptFrom", "kms:GenerateDataKeyWithoutPlaintext", "kms:GenerateDataKey", "kms:DescribeKey", "kms:Decrypt"], var.kms_key_arn, null]
+      DiskKey = ["kms:CreateGrant", var.kms_key_arn, { Bool = { "kms:GrantIsForAWSResource" = "true" } }]
+    }
+    error_message = "Who launches may do with the key what EC2 asks for the disks in their name, and grant it to AWS services alone."
+  }
+
+  assert {
     condition     = one(one(aws_budgets_budget.this[0].cost_filter).values) == "user:inspect-fleet$default" && length(aws_budgets_budget.this[0].notification) == 3 && aws_sns_topic_subscription.email[0].endpoint == "evals@example.org"
     error_message = "The budget counts this estate's tag; the address gets the topic's messages."
   }
