@@ -237,6 +237,10 @@ def test_ci_plans_without_refresh_and_without_keys(applied: Estate) -> None:
 
 
 def test_destroy_leaves_nothing(applied: Estate) -> None:
+    manifest = {"schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json"}
+    applied.client("ecr").put_image(
+        repositoryName="inspect-fleet-default-worker", imageTag="v1", imageManifest=json.dumps(manifest)
+    )
     done = applied.ies("infra", "destroy", "--yes", "--force")
     assert done.returncode == 0, done.stderr
     assert left(applied) == []
