@@ -75,7 +75,7 @@ resource "aws_batch_compute_environment" "this" {
 
     launch_template {
       launch_template_id = aws_launch_template.batch[0].id
-      version            = "$Latest"
+      version            = aws_launch_template.batch[0].latest_version # Batch would look up "$Latest" once and keep what it found
     }
   }
 

@@ -151,7 +151,7 @@ locals {
         change = ["ssm:AddTagsToResource", "ssm:DeleteParameter", "ssm:PutParameter", "ssm:RemoveTagsFromResource"]
       }
       Registry = {
-        on     = [aws_ecr_repository.worker.arn]
+        on     = [local.repository_arn]
         read   = ["ecr:DescribeRepositories", "ecr:GetLifecyclePolicy", "ecr:ListTagsForResource"]
         change = concat(["ecr:CreateRepository", "ecr:DeleteLifecyclePolicy", "ecr:DeleteRepository", "ecr:PutLifecyclePolicy", "ecr:TagResource"], local.push)
       }
@@ -166,7 +166,7 @@ locals {
         change = []
       }
       Topic = {
-        on     = [aws_sns_topic.this.arn]
+        on     = [local.topic_arn]
         read   = ["sns:GetTopicAttributes", "sns:ListTagsForResource", "sns:GetSubscriptionAttributes"]
         change = ["sns:CreateTopic", "sns:DeleteTopic", "sns:SetTopicAttributes", "sns:Subscribe", "sns:TagResource", "sns:Unsubscribe"]
       }
@@ -232,6 +232,6 @@ data "aws_iam_policy_document" "ci" {
   statement {
     sid       = "PushImage"
     actions   = local.push
-    resources = [aws_ecr_repository.worker.arn]
+    resources = [local.repository_arn]
   }
 }

@@ -6,6 +6,14 @@ locals {
   ec2_arn   = "${local.arn}:ec2:${local.region}:${local.account}"
   ssm_arn   = "${local.arn}:ssm:${local.region}:${local.account}:parameter${local.path}"
 
+  # Here and written out where that can be, so that a plan knows the policies, and their length, before anything is made.
+  topic_arn      = "${local.arn}:sns:${local.region}:${local.account}:${local.prefix}"
+  group_arn      = "${local.ec2_arn}:security-group/${aws_security_group.worker.id}"
+  repository_arn = "${local.arn}:ecr:${local.region}:${local.account}:repository/${local.prefix}-worker"
+
+  # Of all lanes at once: a policy that named each would be too long for sixteen. Two digits, as lanes have, are no other estate's.
+  lane_arns = { for queue in ["jobs", "events", "dead"] : queue => "${local.queue_arn}-lane-??-${queue}" }
+
   # Below the root (design of the key layout: evalworker/contract/layout.py). Run ids begin with the year.
   run_prefixes    = ["20*", "partial/*", "logs/working/*", "probe-*"]
   shipped_code    = ["code/*", "worker/*"]
@@ -72,10 +80,11 @@ data "aws_iam_policy_document" "runner" {
     resources = ["${local.ssm_arn}/config"]
   }
 
+  # Nothing else is below secrets/, and there may be no key at all.
   statement {
     sid       = "ProviderKeys"
     actions   = ["ssm:GetParameters"]
-    resources = [for name in var.secret_names : "${local.ssm_arn}/secrets/${name}"]
+    resources = ["${local.ssm_arn}/secrets/*"]
   }
 
   dynamic "statement" {
@@ -108,13 +117,13 @@ data "aws_iam_policy_document" "worker" {
   statement {
     sid       = "TakeJobs"
     actions   = ["sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:ChangeMessageVisibility"]
-    resources = [for lane in keys(local.lanes) : "${local.queue_arn}-${lane}-jobs"]
+    resources = [local.lane_arns.jobs]
   }
 
   statement {
     sid       = "Report"
     actions   = ["sqs:SendMessage"]
-    resources = [for lane in keys(local.lanes) : "${local.queue_arn}-${lane}-events"]
+    resources = [local.lane_arns.events]
   }
 
   dynamic "statement" {
@@ -201,7 +210,7 @@ data "aws_iam_policy_document" "researcher" {
   statement {
     sid       = "Runs"
     actions   = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
-    resources = [for prefix in concat(local.run_prefixes, local.shipped_code, ["logs/*", "lanes/*", "timings/*", "locks/*"]) : "${local.bucket_arn}/${prefix}"]
+    resources = [for prefix in concat(local.run_prefixes, local.shipped_code, ["logs/*", "lanes/*", "timings/*", "locks/*"]) : "${local.bucket_arn}/${prefix}" if prefix != "logs/working/*"]
   }
 
   statement {
@@ -213,13 +222,13 @@ data "aws_iam_policy_document" "researcher" {
   statement {
     sid       = "Lanes"
     actions   = ["sqs:SendMessage", "sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:ChangeMessageVisibility", "sqs:GetQueueAttributes"]
-    resources = flatten([for lane in keys(local.lanes) : [for queue in ["jobs", "events", "dead"] : "${local.queue_arn}-${lane}-${queue}"]])
+    resources = values(local.lane_arns)
   }
 
   statement {
     sid       = "Names"
     actions   = ["ssm:GetParameter", "ssm:GetParameters"]
-    resources = concat(["${local.ssm_arn}/config"], [for architecture in keys(local.types_by_architecture) : "${local.ssm_arn}/image/${architecture}"])
+    resources = ["${local.ssm_arn}/config", "${local.ssm_arn}/image/*"]
   }
 
   # CreateFleet also asks for RunInstances, CreateTags, PassRole and the image parameter (ssm:GetParameters above).
@@ -229,7 +238,7 @@ data "aws_iam_policy_document" "researcher" {
     resources = concat(
       [for kind in ["fleet", "instance", "volume", "network-interface", "spot-instances-request"] : "${local.ec2_arn}:${kind}/*"],
       [for id in local.subnet_ids : "${local.ec2_arn}:subnet/${id}"],
-      ["${local.ec2_arn}:security-group/${aws_security_group.worker.id}", "${local.arn}:ec2:${local.region}::image/*"],
+      [local.group_arn, "${local.arn}:ec2:${local.region}::image/*"],
     )
   }
 
@@ -248,7 +257,7 @@ data "aws_iam_policy_document" "researcher" {
   statement {
     sid       = "TagAtLaunch"
     actions   = ["ec2:CreateTags"]
-    resources = [for kind in ["fleet", "instance", "volume", "network-interface", "spot-instances-request"] : "${local.ec2_arn}:${kind}/*"]
+    resources = ["${local.ec2_arn}:*/*"]
 
     condition {
       test     = "StringEquals"
@@ -260,7 +269,7 @@ data "aws_iam_policy_document" "researcher" {
   statement {
     sid       = "PassWorkerRole"
     actions   = ["iam:PassRole"]
-    resources = [aws_iam_role.worker.arn]
+    resources = ["${local.roles_arn}-worker"]
 
     condition {
       test     = "StringEquals"
@@ -305,7 +314,7 @@ data "aws_iam_policy_document" "researcher" {
   statement {
     sid       = "Tell"
     actions   = ["sns:Publish"]
-    resources = [aws_sns_topic.this.arn]
+    resources = [local.topic_arn]
   }
 
   statement {
@@ -353,13 +362,30 @@ data "aws_iam_policy_document" "researcher" {
     }
   }
 
+  # The bucket's, and the disks' of the machines that are launched: EC2 asks for their key in the name of who launches.
   dynamic "statement" {
     for_each = var.kms_key_arn == null ? [] : [var.kms_key_arn]
 
     content {
-      sid       = "BucketKey"
-      actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
+      sid       = "Key"
+      actions   = ["kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey", "kms:GenerateDataKeyWithoutPlaintext", "kms:ReEncryptFrom", "kms:ReEncryptTo"]
       resources = [statement.value]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = var.kms_key_arn == null ? [] : [var.kms_key_arn]
+
+    content {
+      sid       = "DiskKey"
+      actions   = ["kms:CreateGrant"]
+      resources = [statement.value]
+
+      condition {
+        test     = "Bool"
+        variable = "kms:GrantIsForAWSResource"
+        values   = ["true"]
+      }
     }
   }
 }
@@ -376,4 +402,11 @@ resource "aws_iam_policy" "people" {
   name        = "${local.prefix}-${each.key}"
   description = "Inspect Fleet ${var.name}: ${each.key}"
   policy      = each.value
+
+  lifecycle {
+    precondition {
+      condition     = length(replace(each.value, "/\\s/", "")) <= 6144
+      error_message = "the policy ${each.key} would have ${length(replace(each.value, "/\\s/", ""))} characters and IAM takes 6144: use a shorter name, a shorter bucket_name, or fewer subnet_ids."
+    }
+  }
 }

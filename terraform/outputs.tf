@@ -34,6 +34,17 @@ locals {
   }
 }
 
+# The parameter's length as a plan can tell it, before queues have URLs: what grows with variables, and 1,600 for the rest.
+locals {
+  config_estimate = 1600 + length(jsonencode([
+    { for lane in keys(local.lanes) : lane => { for queue in ["jobs", "events", "dead"] :
+    queue => "https://sqs.${local.region}.amazonaws.com/${local.account}/${local.prefix}-${lane}-${queue}" } },
+    { for name in var.secret_names : name => "${local.secret_path}/${name}" },
+    local.types_by_architecture,
+    var.subnet_ids,
+  ]))
+}
+
 # Intelligent tiering: free up to 4 kB, as with the default four lanes; beyond about eight lanes 0.05 USD a month.
 resource "aws_ssm_parameter" "config" {
   #checkov:skip=CKV2_AWS_34:Names only, no secret; an encrypted value could not be read in a plan.
@@ -42,6 +53,13 @@ resource "aws_ssm_parameter" "config" {
   type           = "String"
   tier           = "Intelligent-Tiering"
   insecure_value = jsonencode(local.config)
+
+  lifecycle {
+    precondition {
+      condition     = local.config_estimate <= 8192
+      error_message = "the names of ${var.lanes} lanes and ${length(var.secret_names)} secret_names do not fit into one SSM parameter (about ${local.config_estimate} of 8192 characters): fewer of either, or a shorter name."
+    }
+  }
 }
 
 output "schema" {

@@ -4,7 +4,7 @@ resource "aws_ecr_repository" "worker" {
   #checkov:skip=CKV_AWS_136:ECR encrypts by itself at no cost; the image holds no secret.
   name                 = "${local.prefix}-worker"
   image_tag_mutability = "IMMUTABLE"
-  force_delete         = var.empty_bucket_on_destroy
+  force_delete         = true # with its images, which `make push-image` can make again: a destroy would fail at the first one
 
   image_scanning_configuration {
     scan_on_push = true

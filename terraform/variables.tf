@@ -58,6 +58,11 @@ variable "subnet_ids" {
     condition     = (var.vpc_id == null) == (length(var.subnet_ids) == 0)
     error_message = "subnet_ids and vpc_id go together: give both for an existing VPC, or neither for a new one."
   }
+
+  validation {
+    condition     = length(var.subnet_ids) <= 8
+    error_message = "subnet_ids: 8 at most, because the researcher's policy names each."
+  }
 }
 
 variable "vpc_cidr" {
@@ -125,7 +130,7 @@ variable "use_existing_bucket" {
 
 variable "kms_key_arn" {
   type        = string
-  description = "A KMS key for the bucket and the workers' disks. Null: SSE-S3 and the free EBS key. A key of yours costs 1 USD a month and a little per request."
+  description = "A KMS key for the bucket and the disks of workers and Batch hosts; its own policy must name two roles of AWS, see docs/aws.md. Null: SSE-S3 and the free EBS key. A key of yours costs 1 USD a month and a little per request."
   default     = null
 
   validation {
@@ -196,8 +201,8 @@ variable "root_volume" {
   default     = {}
 
   validation {
-    condition     = var.root_volume.gb >= 8 && var.root_volume.gb <= 16384
-    error_message = "root_volume.gb must be from 8 to 16384."
+    condition     = var.root_volume.gb >= 20 && var.root_volume.gb <= 16384 && floor(var.root_volume.gb) == var.root_volume.gb
+    error_message = "root_volume.gb must be a whole number from 20, which is what a baked image has, to 16384."
   }
 
   validation {
@@ -260,6 +265,11 @@ variable "batch" {
   validation {
     condition     = var.batch.host_retries >= 1 && var.batch.host_retries <= 10
     error_message = "batch.host_retries must be from 1 to 10 attempts."
+  }
+
+  validation {
+    condition     = var.batch.root_volume_gb >= 30 && var.batch.root_volume_gb <= 16384 && floor(var.batch.root_volume_gb) == var.batch.root_volume_gb
+    error_message = "batch.root_volume_gb must be a whole number from 30, which is what Batch's own image has, to 16384."
   }
 }
 

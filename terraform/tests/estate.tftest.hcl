@@ -98,6 +98,12 @@ override_resource {
   values          = { arn = "arn:aws:batch:eu-west-2:123456789012:job-queue/inspect-fleet-default-spot" }
 }
 
+override_resource {
+  target          = aws_launch_template.batch
+  override_during = plan
+  values          = { id = "lt-0aaa", latest_version = 7 }
+}
+
 run "default" {
   command = plan
 
@@ -287,6 +293,11 @@ run "default" {
   }
 
   assert {
+    condition     = [for environment in aws_batch_compute_environment.this : environment.compute_resources[0].launch_template[0].version] == ["7", "7"]
+    error_message = "A changed template changes the environments: what \"$Latest\" means is looked up when they are made, and never again."
+  }
+
+  assert {
     condition     = alltrue([for queue in aws_batch_job_queue.this : length(queue.job_state_time_limit_action) == 3 && alltrue([for limit in queue.job_state_time_limit_action : limit.max_time_seconds == 3600 && limit.state == "RUNNABLE"])])
     error_message = "A job that cannot start is cancelled after an hour."
   }
@@ -372,6 +383,14 @@ run "private_network" {
   }
 
   assert {
+    condition = { for statement in jsondecode(data.aws_iam_policy_document.researcher.json).Statement : statement.Sid => [statement.Action, statement.Resource, try(statement.Condition, null)] if strcontains(jsonencode(statement.Action), "kms:") } == {
+      Key     = [["kms:ReEncryptTo", "kms:ReEncryptFrom", "kms:GenerateDataKeyWithoutPlaintext", "kms:GenerateDataKey", "kms:DescribeKey", "kms:Decrypt"], var.kms_key_arn, null]
+      DiskKey = ["kms:CreateGrant", var.kms_key_arn, { Bool = { "kms:GrantIsForAWSResource" = "true" } }]
+    }
+    error_message = "Who launches may do with the key what EC2 asks for the disks in their name, and grant it to AWS services alone."
+  }
+
+  assert {
     condition     = one(one(aws_budgets_budget.this[0].cost_filter).values) == "user:inspect-fleet$default" && length(aws_budgets_budget.this[0].notification) == 3 && aws_sns_topic_subscription.email[0].endpoint == "evals@example.org"
     error_message = "The budget counts this estate's tag; the address gets the topic's messages."
   }
@@ -428,11 +447,17 @@ run "existing_network_and_bucket" {
   }
 }
 
-run "without_batch" {
+run "without_batch_and_keys" {
   command = plan
 
   variables {
-    batch = { enabled = false }
+    batch        = { enabled = false }
+    secret_names = []
+  }
+
+  assert {
+    condition     = alltrue([for statement in jsondecode(data.aws_iam_policy_document.worker.json).Statement : can(statement.Resource)]) && length(aws_ssm_parameter.secret) == 0
+    error_message = "Without keys, every statement still says what it is about: IAM refuses one that doesn't."
   }
 
   assert {
@@ -471,6 +496,88 @@ run "arm64" {
   assert {
     condition     = jsonencode(local.config.workers.instance_types) == jsonencode({ arm64 = ["m7g.large", "m6g.large"], x86_64 = ["m7i.large"] }) && join(" ", local.batch_types) == "m7g.large m6g.large"
     error_message = "Types stay in the order of preference; Batch takes those of the preferred architecture."
+  }
+}
+
+# Every variable that makes a policy or the parameter longer, at its longest, in a region with the longest name.
+run "largest" {
+  command = plan
+
+  variables {
+    name           = "a-name-of-20-letters"
+    lanes          = 16
+    vpc_id         = "vpc-0123456789abcdef0"
+    subnet_ids     = [for number in range(8) : format("subnet-%017x", number)]
+    bucket_name    = "a-bucket-whose-name-is-as-long-as-the-rules-of-s3-allow-it-to-b"
+    kms_key_arn    = "arn:aws:kms:ap-southeast-4:123456789012:key/mrk-0123456789abcdef0123456789abcdef"
+    ssm_access     = true
+    instance_types = ["m7g.large", "m7i.large"]
+    secret_names   = ["ANTHROPIC_API_KEY"]
+  }
+
+  override_data {
+    target = data.aws_region.current
+    values = { id = "ap-southeast-4" }
+  }
+
+  override_data {
+    target = data.aws_ec2_instance_types.worker["x86_64"]
+    values = { instance_types = ["m7i.large"] }
+  }
+
+  override_data {
+    target = data.aws_ec2_instance_types.worker["arm64"]
+    values = { instance_types = ["m7g.large"] }
+  }
+
+  override_data {
+    target = data.aws_subnet.existing
+    values = { id = "subnet-0123456789abcdef0" }
+  }
+
+  override_resource {
+    target          = aws_security_group.worker
+    override_during = plan
+    values          = { id = "sg-0123456789abcdef0" }
+  }
+
+  override_resource {
+    target          = module.lane.aws_sqs_queue.jobs
+    override_during = plan
+    values          = { url = "https://sqs.ap-southeast-4.amazonaws.com/123456789012/inspect-fleet-a-name-of-20-letters-lane-01-jobs" }
+  }
+
+  override_resource {
+    target          = module.lane.aws_sqs_queue.events
+    override_during = plan
+    values          = { url = "https://sqs.ap-southeast-4.amazonaws.com/123456789012/inspect-fleet-a-name-of-20-letters-lane-01-events" }
+  }
+
+  override_resource {
+    target          = module.lane.aws_sqs_queue.dead
+    override_during = plan
+    values          = { arn = "arn:aws:sqs:eu-west-2:123456789012:dead", url = "https://sqs.ap-southeast-4.amazonaws.com/123456789012/inspect-fleet-a-name-of-20-letters-lane-01-dead" }
+  }
+
+  assert {
+    condition     = length(module.lane) == 16 && length(aws_iam_policy.people) == 5
+    error_message = "Sixteen lanes, five policies."
+  }
+
+  assert {
+    condition = alltrue([for document in concat([data.aws_iam_policy_document.researcher.json, data.aws_iam_policy_document.ci.json], [for part in data.aws_iam_policy_document.operator : part.json]) :
+    length(replace(document, "/\\s/", "")) <= 6144])
+    error_message = "IAM takes 6144 characters in a managed policy: ${join(" ", [for document in concat([data.aws_iam_policy_document.researcher.json, data.aws_iam_policy_document.ci.json], [for part in data.aws_iam_policy_document.operator : part.json]) : length(replace(document, "/\\s/", ""))])}"
+  }
+
+  assert {
+    condition     = length(replace(data.aws_iam_policy_document.worker.json, "/\\s/", "")) <= 10240
+    error_message = "IAM takes 10240 characters in a role's own policies."
+  }
+
+  assert {
+    condition     = strcontains(data.aws_iam_policy_document.researcher.json, "arn:aws:sqs:ap-southeast-4:123456789012:inspect-fleet-a-name-of-20-letters-lane-??-jobs")
+    error_message = "The policy speaks of this estate's lanes."
   }
 }
 
@@ -617,4 +724,43 @@ run "lifetime_of_a_month" {
     max_lifetime_minutes = 43200
   }
   expect_failures = [var.max_lifetime_minutes]
+}
+
+run "names_that_fit_into_no_parameter" {
+  command = plan
+  variables {
+    name         = "a-name-of-20-letters"
+    lanes        = 16
+    secret_names = [for number in range(50) : "SOME_PROVIDER_KEY_${number}"]
+  }
+  expect_failures = [aws_ssm_parameter.config]
+}
+
+run "too_many_subnets" {
+  command = plan
+  variables {
+    vpc_id     = "vpc-0bbb"
+    subnet_ids = [for number in range(9) : format("subnet-%017x", number)]
+  }
+  override_data {
+    target = data.aws_subnet.existing
+    values = { id = "subnet-0bbb" }
+  }
+  expect_failures = [var.subnet_ids]
+}
+
+run "disk_smaller_than_the_image" {
+  command = plan
+  variables {
+    root_volume = { gb = 19 }
+  }
+  expect_failures = [var.root_volume]
+}
+
+run "disk_smaller_than_the_image_of_batch" {
+  command = plan
+  variables {
+    batch = { root_volume_gb = 29 }
+  }
+  expect_failures = [var.batch]
 }

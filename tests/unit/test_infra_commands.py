@@ -145,6 +145,18 @@ def test_destroy_refuses_while_logs_remain(fake: Fake, directory: Path, store: S
     assert f"s3://logs still holds logs ({FLEET}/, …)" in done.stderr
 
 
+def test_destroy_that_would_fail_at_the_registry_touches_nothing(
+    fake: Fake, directory: Path, store: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands.guard, "empty_bucket", lambda *_: pytest.fail("the logs are deleted"))
+    gone = change("aws_s3_bucket.this[0]", "delete", before={"bucket": "logs"})
+    registry = change("aws_ecr_repository.worker", "delete", before={"name": "worker-images", "force_delete": False})
+    fake.answer({"plan": {"code": 2}, "show": {"out": plan(gone, registry)}})
+    done = ies("destroy", "--yes", "--force", "--dir", str(directory))
+    assert done.exit_code == 2 and "apply" not in commands_of(fake)
+    assert "registry worker-images with its images: `make apply` once" in done.stderr
+
+
 def test_destroy_refuses_while_a_lane_is_owned_and_leaves_another_bucket_alone(
     fake: Fake, directory: Path, store: Storage
 ) -> None:

@@ -111,6 +111,10 @@ def destroy(directory: Path | None, yes: bool, force: bool) -> None:
             click.echo("nothing to remove")
             return
         shown = terraform.show(file)
+        if registry := guard.kept_registry(shown):
+            ui.fail(
+                f"AWS would not remove the registry {registry} with its images: `make apply` once, then destroy again"
+            )
         bucket = guard.removed_bucket(shown)
         if bucket and not force and (logs := guard.remaining_logs(open_storage(f"s3://{bucket}"))):
             ui.fail(

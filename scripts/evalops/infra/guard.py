@@ -1,5 +1,6 @@
-"""What stops a plan that would hurt: a lane that a fleet owns, a bucket that still holds logs. A bare `terraform apply` or
-`destroy` cannot know of either, so `ies infra` asks here before it applies a plan file.
+"""What stops a plan that would hurt: a lane that a fleet owns, a bucket that still holds logs, a registry at which it would
+fail when the logs have gone. A bare `terraform apply` or `destroy` cannot know of them, so `ies infra` asks here before it
+applies a plan file.
 """
 
 import re
@@ -14,6 +15,7 @@ from evalworker.storage import Changed, Missing, Storage
 
 _LANE = re.compile(r'module\.lane\["(?P<name>[^"]+)"\]\.aws_sqs_queue\.')
 _BUCKET = "aws_s3_bucket.this[0]"
+_REGISTRY = "aws_ecr_repository.worker"
 
 _DELETE_BATCH = 1000
 """Versions that S3 deletes in one call."""
@@ -29,6 +31,18 @@ def removed_bucket(plan: dict[str, Any]) -> str | None:
     """The name of the estate's own bucket if the plan removes it."""
     return next(
         (change["change"]["before"]["bucket"] for change in _deleted(plan) if change["address"] == _BUCKET), None
+    )
+
+
+def kept_registry(plan: dict[str, Any]) -> str | None:
+    """The name of the registry if the plan removes it and AWS would refuse that with an image in it, as older states say."""
+    return next(
+        (
+            change["change"]["before"]["name"]
+            for change in _deleted(plan)
+            if change["address"] == _REGISTRY and not change["change"]["before"]["force_delete"]
+        ),
+        None,
     )
 
 

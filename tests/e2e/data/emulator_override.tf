@@ -8,6 +8,12 @@ provider "aws" {
 # AWS makes its own service-linked role for Batch; the emulator wants one to be named.
 resource "aws_batch_compute_environment" "this" {
   service_role = aws_iam_role.worker.arn
+
+  # It gives the template's tags back in another form, so that each plan makes a version of it; with a role of one's own
+  # the provider would then replace the environment.
+  lifecycle {
+    ignore_changes = [compute_resources[0].launch_template[0].version]
+  }
 }
 
 # It is spoken to over plain HTTP, which the bucket's own policy refuses.
