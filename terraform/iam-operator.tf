@@ -7,6 +7,13 @@ locals {
   batch_arn = "${local.arn}:batch:${local.region}:${local.account}"
   logs_arn  = "${local.arn}:logs:${local.region}:${local.account}:log-group"
 
+  alarms_arn = "${local.arn}:cloudwatch:${local.region}:${local.account}:alarm"
+  network    = ["internet-gateway", "route-table", "security-group", "subnet", "vpc", "vpc-endpoint"]
+
+  # With whole names: an estate `default` is not to match what belongs to one that is called `default-2`.
+  batch_arns = [for name in ["job-queue/${local.prefix}-spot", "job-queue/${local.prefix}-on-demand", "job-definition/${local.prefix}-worker",
+  "job-definition/${local.prefix}-worker:*"] : "${local.batch_arn}:${name}"]
+
   estate = {
     machines = {
       # Reading the network and templates takes no ARN.
@@ -20,49 +27,87 @@ locals {
         )
         change = ["batch:DeregisterJobDefinition"]
       }
-      # Ids are not known before: the ARN ends at the kind, and what exists must carry the estate's tag or be ours to make.
-      Network = {
-        on   = [for kind in ["internet-gateway", "route-table", "security-group", "security-group-rule", "subnet", "vpc", "vpc-endpoint"] : "${local.ec2_arn}:${kind}/*"]
-        read = ["ec2:DescribeVpcAttribute"]
-        change = [for what in ["AssociateRouteTable", "AttachInternetGateway", "AuthorizeSecurityGroupEgress", "AuthorizeSecurityGroupIngress",
-          "CreateInternetGateway", "CreateRoute", "CreateRouteTable", "CreateSecurityGroup", "CreateSubnet", "CreateVpc", "CreateVpcEndpoint",
+      # Ids are not known before, so that ARNs end at the kind. Anybody may make; what exists must carry the estate's tag, which all
+      # that Terraform makes has from its first moment on. A rule that is being made has no tag yet, and belongs to a group that has.
+      NewNetwork = {
+        on     = [for kind in local.network : "${local.ec2_arn}:${kind}/*"]
+        read   = ["ec2:DescribeVpcAttribute"]
+        change = [for what in ["InternetGateway", "RouteTable", "SecurityGroup", "Subnet", "Vpc", "VpcEndpoint"] : "ec2:Create${what}"]
+      }
+      NewRules = {
+        on     = ["${local.ec2_arn}:security-group-rule/*"]
+        read   = []
+        change = ["ec2:AuthorizeSecurityGroupEgress", "ec2:AuthorizeSecurityGroupIngress"]
+      }
+      OwnNetwork = {
+        on   = [for kind in concat(local.network, ["security-group-rule"]) : "${local.ec2_arn}:${kind}/*"]
+        read = []
+        change = [for what in ["AssociateRouteTable", "AttachInternetGateway", "AuthorizeSecurityGroupEgress", "AuthorizeSecurityGroupIngress", "CreateRoute",
           "DeleteInternetGateway", "DeleteRoute", "DeleteRouteTable", "DeleteSecurityGroup", "DeleteSubnet", "DeleteVpc", "DeleteVpcEndpoints",
           "DetachInternetGateway", "DisassociateRouteTable", "ModifySubnetAttribute", "ModifyVpcAttribute", "ModifyVpcEndpoint", "RevokeSecurityGroupEgress",
         "RevokeSecurityGroupIngress"] : "ec2:${what}"]
+        where = { "aws:ResourceTag/inspect-fleet" = var.name }
       }
       Images = {
         on     = ["${local.ec2_arn}:instance/*"]
         read   = ["ec2:GetInstanceUefiData"]
         change = []
       }
-      # `ct cloud clean-amis`: old images with their snapshots, and what a killed build left. Images and snapshots have no account.
-      OldImages = {
-        on     = ["${local.ec2_arn}:key-pair/*", "${local.arn}:ec2:${local.region}::image/*", "${local.arn}:ec2:${local.region}::snapshot/*"]
-        read   = []
-        change = ["ec2:DeleteKeyPair", "ec2:DeleteSnapshot", "ec2:DeregisterImage"]
-      }
-      Templates = {
+      NewTemplates = {
         on     = ["${local.ec2_arn}:launch-template/*"]
         read   = []
-        change = ["ec2:CreateLaunchTemplate", "ec2:CreateLaunchTemplateVersion", "ec2:DeleteLaunchTemplate", "ec2:ModifyLaunchTemplate"]
+        change = ["ec2:CreateLaunchTemplate"]
       }
-      Tags = {
+      OwnTemplates = {
+        on     = ["${local.ec2_arn}:launch-template/*"]
+        read   = []
+        change = ["ec2:CreateLaunchTemplateVersion", "ec2:DeleteLaunchTemplate", "ec2:ModifyLaunchTemplate"]
+        where  = { "aws:ResourceTag/inspect-fleet" = var.name }
+      }
+      # A tag opens what the statements here allow for it. It is given to what is just being made, by any call, and changed on what has
+      # the estate's; a VPC's default group alone gets it afterwards, because AWS makes that one without tags.
+      TagNew = {
+        on     = ["${local.ec2_arn}:*/*"]
+        read   = []
+        change = ["ec2:CreateTags"]
+        where  = { "ec2:CreateAction" = "*" }
+      }
+      TagOwn = {
         on     = ["${local.ec2_arn}:*/*"]
         read   = []
         change = ["ec2:CreateTags", "ec2:DeleteTags"]
+        where  = { "aws:ResourceTag/inspect-fleet" = var.name }
+      }
+      TagDefaultGroup = {
+        on     = ["${local.ec2_arn}:security-group/*"]
+        read   = []
+        change = ["ec2:CreateTags"]
+        where  = { "aws:RequestTag/inspect-fleet" = var.name }
       }
       Batch = {
-        on   = ["${local.batch_arn}:compute-environment/terraform-*", "${local.batch_arn}:job-queue/${local.prefix}-*", "${local.batch_arn}:job-definition/${local.prefix}-*"]
+        on   = concat(["${local.batch_arn}:compute-environment/terraform-*"], local.batch_arns)
         read = ["batch:ListTagsForResource"]
         change = ["batch:CreateComputeEnvironment", "batch:CreateJobQueue", "batch:DeleteComputeEnvironment", "batch:DeleteJobQueue",
         "batch:RegisterJobDefinition", "batch:TagResource", "batch:UntagResource", "batch:UpdateComputeEnvironment", "batch:UpdateJobQueue"]
+      }
+      Roles = {
+        on = concat(
+          [for name in ["batch-host", "batch-job", "worker"] : "${local.roles_arn}-${name}"],
+          [for name in ["batch-host", "worker"] : "${local.iam_arn}:instance-profile/${local.prefix}-${name}"],
+          [for name in ["ci", "operator-images", "operator-machines", "operator-resources", "researcher"] : "${local.iam_arn}:policy/${local.prefix}-${name}"],
+        )
+        read = [for what in ["GetInstanceProfile", "GetPolicy", "GetPolicyVersion", "GetRole", "GetRolePolicy", "ListAttachedRolePolicies",
+        "ListInstanceProfilesForRole", "ListPolicyVersions", "ListRolePolicies"] : "iam:${what}"]
+        change = [for what in ["AddRoleToInstanceProfile", "AttachRolePolicy", "CreateInstanceProfile", "CreatePolicy", "CreatePolicyVersion", "CreateRole",
+          "DeleteInstanceProfile", "DeletePolicy", "DeletePolicyVersion", "DeleteRole", "DeleteRolePolicy", "DetachRolePolicy", "PassRole", "PutRolePolicy",
+        "RemoveRoleFromInstanceProfile", "TagInstanceProfile", "TagPolicy", "TagRole", "UntagRole", "UpdateAssumeRolePolicy"] : "iam:${what}"]
       }
     }
 
     # What Packer's amazon-ebs builder calls for `ct cloud build-ami`, of what it is documented to need: volumes and images of other
     # builders, copies, shares and Windows are left out. What it makes carries the run_tags of packer/worker.pkr.hcl from its first moment
-    # on, and only what carries them may be stopped, changed or ended; an image gets them after it has been made. Keys, groups and
-    # the way back (old images, snapshots, keys) are above.
+    # on, and only what carries them may be stopped, changed or ended; an image, and a group of Packer 1.6, get them after they have been
+    # made. Keys have names.
     images = {
       LookAtBuild = {
         on     = ["*"]
@@ -86,12 +131,18 @@ locals {
       BuildKey = {
         on     = ["${local.ec2_arn}:key-pair/packer_inspect-fleet-*"]
         read   = []
-        change = ["ec2:CreateKeyPair"]
+        change = ["ec2:CreateKeyPair", "ec2:DeleteKeyPair"]
+      }
+      # Packer 1.6 opens the port of its group before anybody can have tagged it.
+      OpenGroup = {
+        on     = ["${local.ec2_arn}:security-group/*"]
+        read   = []
+        change = ["ec2:AuthorizeSecurityGroupIngress"]
       }
       BuildMachine = {
-        on     = ["${local.ec2_arn}:instance/*", "${local.ec2_arn}:volume/*"]
+        on     = [for kind in ["instance", "security-group", "volume"] : "${local.ec2_arn}:${kind}/*"]
         read   = []
-        change = ["ec2:CreateImage", "ec2:DeleteVolume", "ec2:ModifyInstanceAttribute", "ec2:StopInstances", "ec2:TerminateInstances"]
+        change = ["ec2:CreateImage", "ec2:DeleteSecurityGroup", "ec2:DeleteVolume", "ec2:ModifyInstanceAttribute", "ec2:StopInstances", "ec2:TerminateInstances"]
         where  = { "aws:ResourceTag/inspect-fleet-image" = var.name }
       }
       NewImage = {
@@ -99,8 +150,14 @@ locals {
         read   = ["ec2:DescribeImageAttribute"]
         change = ["ec2:CreateImage", "ec2:EnableImageDeprecation", "ec2:ModifyImageAttribute"]
       }
-      TagImage = {
+      # `ct cloud clean-amis`: old images with their snapshots, and what a killed build left, which has no tag yet. They have no account.
+      OldImages = {
         on     = ["${local.arn}:ec2:${local.region}::image/*", "${local.arn}:ec2:${local.region}::snapshot/*"]
+        read   = []
+        change = ["ec2:DeleteSnapshot", "ec2:DeregisterImage"]
+      }
+      TagBuilt = {
+        on     = ["${local.ec2_arn}:security-group/*", "${local.arn}:ec2:${local.region}::image/*", "${local.arn}:ec2:${local.region}::snapshot/*"]
         read   = []
         change = ["ec2:CreateTags"]
         where  = { "aws:RequestTag/inspect-fleet-image" = var.name }
@@ -128,17 +185,9 @@ locals {
         change = ["s3:PutObject"]
       }
       Queues = {
-        on     = ["${local.queue_arn}-lane-*"]
+        on     = values(local.lane_arns)
         read   = ["sqs:GetQueueAttributes", "sqs:ListQueueTags"]
         change = ["sqs:CreateQueue", "sqs:DeleteQueue", "sqs:SetQueueAttributes", "sqs:TagQueue", "sqs:UntagQueue"]
-      }
-      Roles = {
-        on = ["${local.roles_arn}-*", "${local.iam_arn}:instance-profile/${local.prefix}-*", "${local.iam_arn}:policy/${local.prefix}-*"]
-        read = [for what in ["GetInstanceProfile", "GetPolicy", "GetPolicyVersion", "GetRole", "GetRolePolicy", "ListAttachedRolePolicies",
-        "ListInstanceProfilesForRole", "ListPolicyVersions", "ListRolePolicies"] : "iam:${what}"]
-        change = [for what in ["AddRoleToInstanceProfile", "AttachRolePolicy", "CreateInstanceProfile", "CreatePolicy", "CreatePolicyVersion", "CreateRole",
-          "DeleteInstanceProfile", "DeletePolicy", "DeletePolicyVersion", "DeleteRole", "DeleteRolePolicy", "DetachRolePolicy", "PassRole", "PutRolePolicy",
-        "RemoveRoleFromInstanceProfile", "TagInstanceProfile", "TagPolicy", "TagRole", "UntagRole", "UpdateAssumeRolePolicy"] : "iam:${what}"]
       }
       BatchOwnRole = {
         on     = ["${local.iam_arn}:role/aws-service-role/batch.amazonaws.com/*"]
@@ -170,13 +219,21 @@ locals {
         read   = ["sns:GetTopicAttributes", "sns:ListTagsForResource", "sns:GetSubscriptionAttributes"]
         change = ["sns:CreateTopic", "sns:DeleteTopic", "sns:SetTopicAttributes", "sns:Subscribe", "sns:TagResource", "sns:Unsubscribe"]
       }
+      AllAlarms = {
+        on     = ["${local.alarms_arn}:*"]
+        read   = ["cloudwatch:DescribeAlarms"]
+        change = []
+      }
       Alarms = {
-        on     = ["${local.arn}:cloudwatch:${local.region}:${local.account}:alarm:*", "${local.arn}:cloudwatch::${local.account}:dashboard/${local.prefix}"]
-        read   = ["cloudwatch:DescribeAlarms", "cloudwatch:GetDashboard", "cloudwatch:ListTagsForResource"]
+        on = concat(
+          [for name in ["instances-past-deadline", "lane-??-dead-letters", "lane-??-oldest-job"] : "${local.alarms_arn}:${local.prefix}-${name}"],
+          ["${local.arn}:cloudwatch::${local.account}:dashboard/${local.prefix}"],
+        )
+        read   = ["cloudwatch:GetDashboard", "cloudwatch:ListTagsForResource"]
         change = ["cloudwatch:DeleteAlarms", "cloudwatch:DeleteDashboards", "cloudwatch:PutDashboard", "cloudwatch:PutMetricAlarm", "cloudwatch:TagResource"]
       }
       Rules = {
-        on     = ["${local.arn}:events:${local.region}:${local.account}:rule/${local.prefix}-*"]
+        on     = ["${local.arn}:events:${local.region}:${local.account}:rule/${local.prefix}-batch-failed"]
         read   = ["events:DescribeRule", "events:ListTagsForResource", "events:ListTargetsByRule"]
         change = ["events:DeleteRule", "events:PutRule", "events:PutTargets", "events:RemoveTargets", "events:TagResource"]
       }
@@ -206,7 +263,7 @@ data "aws_iam_policy_document" "operator" {
         for_each = try(statement.value.where, {})
 
         content {
-          test     = "StringEquals"
+          test     = "StringLike"
           variable = condition.key
           values   = [condition.value]
         }

@@ -297,7 +297,7 @@ data "aws_iam_policy_document" "researcher" {
     content {
       sid       = "Batch"
       actions   = ["batch:SubmitJob", "batch:TerminateJob"]
-      resources = ["${local.batch_arn}:job-queue/${local.prefix}-*", "${local.batch_arn}:job-definition/${local.prefix}-worker*", "${local.batch_arn}:job/*"]
+      resources = concat(local.batch_arns, ["${local.batch_arn}:job/*"])
     }
   }
 

@@ -60,8 +60,8 @@ variable "subnet_ids" {
   }
 
   validation {
-    condition     = length(var.subnet_ids) <= 8
-    error_message = "subnet_ids: 8 at most, because the researcher's policy names each."
+    condition     = length(var.subnet_ids) <= 6
+    error_message = "subnet_ids: 6 at most, one per zone, because the researcher's policy names each."
   }
 }
 

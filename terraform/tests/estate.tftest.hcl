@@ -255,14 +255,52 @@ run "default" {
 
   assert {
     condition = alltrue([for statement in jsondecode(data.aws_iam_policy_document.operator["images"].json).Statement :
-      try(values(statement.Condition.StringEquals), []) == [var.name] || statement.Sid == "LookAtBuild"
+      try(values(statement.Condition.StringLike), []) == [var.name] || statement.Sid == "LookAtBuild"
     if anytrue([for arn in flatten([statement.Resource]) : endswith(arn, ":instance/*") || endswith(arn, ":volume/*")])])
     error_message = "Of machines and volumes Packer may launch, change and end those alone that carry the tag of this estate's builds."
   }
 
   assert {
-    condition     = length(jsondecode(data.aws_iam_policy_document.operator["images"].json).Statement) == 7
+    condition     = length(jsondecode(data.aws_iam_policy_document.operator["images"].json).Statement) == 9
     error_message = "All statements that a build needs are there."
+  }
+
+  assert {
+    condition = { for statement in flatten([for part in data.aws_iam_policy_document.operator : jsondecode(part.json).Statement]) :
+      statement.Sid => join(" ", [for key, value in try(statement.Condition.StringLike, {}) : "${key}=${value}"])
+      if anytrue([for action in flatten([statement.Action]) : contains(["ec2:CreateTags", "ec2:DeleteTags"], action)]) } == {
+      TagNew          = "ec2:CreateAction=*"
+      TagOwn          = "aws:ResourceTag/inspect-fleet=default"
+      TagDefaultGroup = "aws:RequestTag/inspect-fleet=default"
+      TagBuilt        = "aws:RequestTag/inspect-fleet-image=default"
+    }
+    error_message = "Tags open doors: they are given to what is being made or has them already,"
+  }
+
+  assert {
+    condition = alltrue([for statement in flatten([for part in data.aws_iam_policy_document.operator : jsondecode(part.json).Statement]) :
+      length(setsubtract([for arn in flatten([statement.Resource]) : reverse(split(":", arn))[0]], ["security-group/*", "image/*", "snapshot/*"])) == 0
+    if contains(["TagDefaultGroup", "TagBuilt"], statement.Sid)])
+    error_message = "and otherwise to nothing but security groups, images and snapshots."
+  }
+
+  assert {
+    condition = toset([for pair in flatten([for statement in flatten([for part in data.aws_iam_policy_document.operator : jsondecode(part.json).Statement]) :
+      [for action in flatten([statement.Action]) : { sid = statement.Sid, action = action }]
+      if length([for key in keys(try(statement.Condition.StringLike, {})) : key if startswith(key, "aws:ResourceTag/")]) == 0]) :
+      "${pair.sid} ${pair.action}" if can(regex("^ec2:(Associate|Attach|Authorize|CreateRoute$|CreateLaunchTemplateVersion|Delete|Deregister|Detach|Disassociate|Modify|Revoke|Stop|Terminate)", pair.action))
+      ]) == toset([
+      "NewRules ec2:AuthorizeSecurityGroupEgress", "NewRules ec2:AuthorizeSecurityGroupIngress",
+      "OldImages ec2:DeleteSnapshot", "OldImages ec2:DeregisterImage", "NewImage ec2:ModifyImageAttribute",
+      "BuildKey ec2:DeleteKeyPair", "OpenGroup ec2:AuthorizeSecurityGroupIngress",
+    ])
+    error_message = "What changes or ends something of EC2 asks for the estate's tag, but for what docs/aws.md names."
+  }
+
+  assert {
+    condition = alltrue([for document in concat([data.aws_iam_policy_document.researcher.json, data.aws_iam_policy_document.worker.json], [for part in data.aws_iam_policy_document.operator : part.json]) :
+    !can(regex("inspect-fleet-default-[a-z?-]*\\*", document))])
+    error_message = "No name ends openly: an estate called default-2 has other ones."
   }
 
   assert {
@@ -507,7 +545,7 @@ run "largest" {
     name           = "a-name-of-20-letters"
     lanes          = 16
     vpc_id         = "vpc-0123456789abcdef0"
-    subnet_ids     = [for number in range(8) : format("subnet-%017x", number)]
+    subnet_ids     = [for number in range(6) : format("subnet-%017x", number)]
     bucket_name    = "a-bucket-whose-name-is-as-long-as-the-rules-of-s3-allow-it-to-b"
     kms_key_arn    = "arn:aws:kms:ap-southeast-4:123456789012:key/mrk-0123456789abcdef0123456789abcdef"
     ssm_access     = true
@@ -740,7 +778,7 @@ run "too_many_subnets" {
   command = plan
   variables {
     vpc_id     = "vpc-0bbb"
-    subnet_ids = [for number in range(9) : format("subnet-%017x", number)]
+    subnet_ids = [for number in range(7) : format("subnet-%017x", number)]
   }
   override_data {
     target = data.aws_subnet.existing
