@@ -192,8 +192,9 @@ def _of_log(one: Chosen, around: Surroundings, price_of: cost.PriceOf, job: Job 
     written = max(filter(None, (info.modified, around.writes.get(info.key))))
     age = (around.now - written).total_seconds()
     state, remark = state_of(facts, age, around)
-    if job is not None and job.again and state in RETRYABLE:
-        before = f"retrying; before: {': '.join(filter(None, (state, remark)))}"
+    unfinished = facts.status == "started"  # in an earlier round, when it is to run again
+    if job is not None and job.again and (unfinished or state in RETRYABLE):
+        before = f"retrying; before: {': '.join(filter(None, ('dead' if unfinished else state, remark)))}"
         if job.partial is not None:
             return replace(
                 _of_log(job.partial, around, price_of), state="running", remark=before, job_id=job.spec.job_id
