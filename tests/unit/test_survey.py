@@ -102,6 +102,8 @@ def test_a_fleets_job_waits_runs_and_fails_in_its_new_round(root: Root, backend:
     root.end(1, "task_error")
     root.control(2)
     assert root.shown() == ("waiting", "retrying; before: error: boom")
+    logmaker.make(root.partial, number=1, **FAILED)
+    assert root.shown()[0] == "waiting", "the first round has left it"
     logmaker.started(logmaker.make(root.partial, number=2, task="t", results=False, status="started"))
     assert root.shown() == ("running", "retrying; before: error: boom")
     root.end(2, "task_error")
