@@ -102,6 +102,8 @@ def test_a_fleets_job_waits_runs_and_fails_in_its_new_round(root: Root, backend:
     root.end(1, "task_error")
     root.control(2)
     assert root.shown() == ("waiting", "retrying; before: error: boom")
+    logmaker.make(root.partial, number=1, **FAILED)
+    assert root.shown()[0] == "waiting", "the first round has left it"
     logmaker.started(logmaker.make(root.partial, number=2, task="t", results=False, status="started"))
     assert root.shown() == ("running", "retrying; before: error: boom")
     root.end(2, "task_error")
@@ -122,10 +124,14 @@ def test_ends_of_older_rounds_are_not_the_owners_and_the_tenth_comes_after_the_n
 def test_a_retry_here_has_begun_with_what_has_a_new_log(root: Root) -> None:
     root.plan("local")
     logmaker.make(root.working, number=1, **FAILED)
-    begun = logmaker.T0 + timedelta(seconds=10)
+    begun = logmaker.T0 + timedelta(seconds=30, microseconds=9)
     root.control(2, begun=begun)
     assert root.shown() == ("waiting", "retrying; before: error: boom")
-    new = logmaker.make(root.working, number=20, total=2, task="t", results=False, status="started")
+    old = logmaker.make(root.working, number=20, total=5, task="t", results=False, status="started")
+    logmaker.started(old)
+    assert root.shown() == ("waiting", "retrying; before: dead"), "nobody writes that one any more"
+    old.unlink()
+    new = logmaker.make(root.working, number=30, total=2, task="t", results=False, status="started")
     logmaker.started(new)
     assert root.shown() == ("running", "retrying; before: error: boom")
     new.unlink()

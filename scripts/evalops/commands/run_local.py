@@ -110,6 +110,8 @@ def _check(manifest: Manifest, submission: local_run.Submission, force: bool) ->
 def _nothing_left(storage: Storage, manifest: Manifest, submission: local_run.Submission) -> bool:
     """Whether all is done and some of it was promoted with its logs, which Inspect cannot see here; refuses to run that part again."""
     seen = survey(places.of_run(manifest.fleet_id, storage), Models().price)
+    for problem in seen.problems:
+        ui.note(f"warning: {problem}")
     gone = away(seen)
     again = [job for job in submission.jobs if job.job_id in gone]
     if not again:

@@ -192,9 +192,12 @@ def _of_log(one: Chosen, around: Surroundings, price_of: cost.PriceOf, job: Job 
     written = max(filter(None, (info.modified, around.writes.get(info.key))))
     age = (around.now - written).total_seconds()
     state, remark = state_of(facts, age, around)
-    if job is not None and job.again and state in RETRYABLE:
-        before = f"retrying; before: {': '.join(filter(None, (state, remark)))}"
-        if job.partial is not None:
+    unfinished = facts.status == "started"  # in an earlier round, when it is to run again
+    if job is not None and job.again and (unfinished or state in RETRYABLE):
+        before = f"retrying; before: {': '.join(filter(None, ('dead' if unfinished else state, remark)))}"
+        if (
+            job.partial is not None and job.partial.log.facts.status == "started"
+        ):  # else it is of an attempt that failed
             return replace(
                 _of_log(job.partial, around, price_of), state="running", remark=before, job_id=job.spec.job_id
             )

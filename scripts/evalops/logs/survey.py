@@ -252,8 +252,9 @@ def _going(log: Chosen | None, current: Current) -> bool:
 
 
 def _since(log: Listed, current: Current) -> bool:
+    """Whether a log is of this round: Inspect gives whole seconds."""
     created = log.facts.created
-    return current.begun is None or created is None or created >= current.begun
+    return current.begun is None or created is None or created >= current.begun.replace(microsecond=0)
 
 
 def _tell(
