@@ -17,7 +17,7 @@ from evalops.code import Tree, git, shown
 from evalops.ui import fail, note
 from evalworker.environment import find_uv
 
-WORKER_PACKAGES = ("boto3", "inspect-ai", "pydantic")
+WORKER_PACKAGES = ("boto3", "inspect-ai", "pydantic", "zstandard")
 """What `evalworker` imports; the versions it can do with stand in our own metadata."""
 
 MAIN_PACKAGES = (

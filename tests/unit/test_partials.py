@@ -504,6 +504,25 @@ def test_inspect_goes_on_from_the_log_with_the_most_samples(store: LocalStorage,
     assert [path.name for path in holdings.newest_last(fresh.glob("*.eval"))] == ["2026-2.eval", "2026-1.eval"]
 
 
+def test_a_later_log_with_less_is_left_in_storage(store: LocalStorage, tmp_path: Path) -> None:
+    """Two workers of one attempt have logs with task ids of their own: Inspect would go on from the last log of each."""
+    store.upload(write_log(tmp_path / "log", [1, 2, 3], ended=True), PREFIX + "2026-1.eval")
+    store.upload(write_log(tmp_path / "log", [1, 2]), PREFIX + "2026-2.eval")
+    store.put(PREFIX + ".buffer/2026-2/manifest.json", b'{"samples": []}')
+    fresh = tmp_path / "fresh"
+    assert fetch(store, fresh, None, Warnings())
+    assert found_in(fresh) == {"2026-1.eval"}
+
+
+@pytest.mark.parametrize("summaries", ["null", "5", '{"a": 1}', "[5]", "[null]"])
+def test_a_log_whose_summaries_are_none_is_no_end_of_the_worker(tmp_path: Path, summaries: str) -> None:
+    log = tmp_path / "log.eval"
+    with zipfile.ZipFile(log, "w") as archive:
+        archive.writestr("header.json", "{}")
+        archive.writestr("summaries.json", summaries)
+    assert holdings.look(log).finished is None
+
+
 def test_nothing_is_uploaded_while_the_log_is_fetched(
     store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

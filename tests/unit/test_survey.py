@@ -14,10 +14,10 @@ from evalops.commands import run_aws
 from evalops.commands.status import _going_on
 from evalops.logs import places, publish
 from evalops.logs.promote import Promoted
-from evalops.logs.survey import Survey, survey
+from evalops.logs.survey import Survey, away, survey
 from evalops.ui import Failure
 from evalworker.contract import layout
-from evalworker.contract.documents import BatchRound, BatchRun, Control, JobDone, JobSpec, Manifest
+from evalworker.contract.documents import BatchRound, BatchRun, Control, JobDone, JobSpec, Limits, Manifest, Shard
 from evalworker.contract.messages import AttemptDone, SampleCounts
 from evalworker.contract.wire import now
 from evalworker.storage import Info, LocalStorage, Stored
@@ -209,3 +209,57 @@ def test_one_batch_job_for_all_does_not_run_again_what_was_promoted(root: Root) 
     assert again(False) is None and again(True) is None
     logmaker.make(root.working, number=3, task="u", completed=3)
     assert again(False) is None, "Inspect runs no error again that the options allow"
+
+
+def test_a_log_that_ended_well_and_is_not_published_is_not_done(root: Root) -> None:
+    """The worker was killed before it could publish it: what goes on fetches it, and must not be told that nothing is left."""
+    root.plan("ec2")
+    root.control(1, state="ended")
+    logmaker.make(root.partial, task="t")
+    seen = root.look()
+    (row,) = seen.rows
+    assert (row.state, row.remark) == ("dead", "it has ended well, and its log is not published yet")
+    assert away(seen) == set() and "To go on" in seen.headline
+
+
+def test_a_job_whose_code_ended_its_process_has_failed_while_its_fleet_lives(root: Root) -> None:
+    """Its log, which was published with its end, was never finished."""
+    root.plan("local")
+    root.control(1)
+    logmaker.started(logmaker.make(root.working, task="t", results=False, status="started"))
+    root.end(1, "crash")
+    assert root.shown() == ("error", "failed: crash")
+
+
+def test_a_merge_that_runs_again_runs_while_its_shards_do(root: Root) -> None:
+    shards = [JOB.model_copy(update={"job_id": f"{n:016x}", "shard": Shard(index=n, of=2, ids=[])}) for n in (0, 1)]
+    root.plan("local", *shards, JOB.model_copy(update={"merges": [shard.job_id for shard in shards]}))
+    logmaker.make(root.working, **FAILED)
+    root.end(1, "task_error")
+    root.control(2)
+    assert root.shown()[0] == "waiting"
+    place = Path(root.store.url(layout.partial(RUN, shards[1].job_id) + "x")).parent
+    logmaker.started(logmaker.make(place, task="t", results=False, status="started"))
+    assert root.shown()[0] == "running"
+
+
+def test_an_unfinished_log_of_the_last_round_says_nothing_of_this_one(root: Root) -> None:
+    root.plan("ec2")
+    logmaker.started(logmaker.make(root.partial, task="t", results=False, status="started"))
+    root.end(1, "oom")
+    limits = Limits(deadline_s=3600)
+    root.control(2, limits=limits, deadline=now() + timedelta(seconds=3610))
+    assert root.shown()[0] == "waiting"
+    root.control(2, limits=limits, deadline=now() + timedelta(seconds=3500))
+    assert root.shown()[0] == "running"
+
+
+def test_a_look_at_many_failed_jobs_lists_what_is_unfinished_once(root: Root) -> None:
+    jobs = [JOB.model_copy(update={"job_id": f"{n:016x}", "name": f"t{n}", "task": f"t.py@t{n}"}) for n in range(1, 6)]
+    root.plan("ec2", *jobs)
+    for number, job in enumerate(jobs):
+        logmaker.make(root.working, **(FAILED | {"task": job.name, "number": number}))
+    root.control(2)
+    root.store.calls.clear()
+    assert [row.state for row in root.look().rows] == ["waiting"] * 5
+    assert root.store.calls["list"] == 3

@@ -187,6 +187,8 @@ class Attempt:
         if record is not None:
             publish.publish(self.worker.storage, record)
             self._keep_what_was_recorded(record.attempt_done)
+            if record.attempt_done.status == "completed":  # whoever was to do it may have been killed
+                publish.clear_partial(self.worker.storage, message.fleet_id, message.job_id)
             self._post_and_delete(record.attempt_done)
             return True
         end = publish.find_end(self.worker.storage, message.fleet_id, message.job_id, message.attempt)

@@ -218,10 +218,18 @@ class PartialKeeper:
                 here.remove(older)
                 for path in (older, holdings.manifest_of(older)):
                     path.unlink(missing_ok=True)
+        best = self._best(here) if here else None
+        for log in [log for log in here if best not in (None, log)]:
+            # Inspect goes on from the last log of each of its task ids, so an older one with more samples would not be enough
+            if best is not None and self._whole(log.name).within(self._kept[best.name].least):
+                here.remove(log)
+                for path in (log, holdings.manifest_of(log)):
+                    path.unlink(missing_ok=True)
         for log in here:
             buffer_of = _buffer_of(log.name)
             self._fetch_buffer(name for name in found if name.startswith(buffer_of) and name != buffer_of + MANIFEST)
-        self._put_best_last(here)
+        if best is not None:
+            self._put_last(best, here)
         for name, kept in list(self._kept.items()):
             with contextlib.suppress(FileNotFoundError):
                 self._kept[name] = replace(kept, seen=_seen(self._log_dir / name))
@@ -253,15 +261,17 @@ class PartialKeeper:
         target.unlink()
         return None
 
-    def _put_best_last(self, logs: list[Path]) -> None:
-        """Inspect goes on from the log that was written last: that is the newest, unless an older one of its dataset has more samples."""
-        if len(logs) < 2:
-            return
+    def _best(self, logs: list[Path]) -> Path:
+        """The log to go on from: the newest, unless an older one of its dataset has more samples."""
         best = logs[-1]
         for log in reversed(logs):
             mine, its = self._whole(log.name), self._whole(best.name)
             if mine.finished and its.finished is not None and mine.dataset == its.dataset:
                 best = log if len(mine.finished) > len(its.finished) else best
+        return best
+
+    def _put_last(self, best: Path, logs: list[Path]) -> None:
+        """Inspect goes on from the log that was written last."""
         before = _seen(best)[0] - 1_000_000_000
         for log in logs:
             if log != best:

@@ -63,6 +63,7 @@ def run_local(ctx: click.Context, run_id: str | None, force: bool, as_json_: boo
             ui.fail(f"{busy}; stop it first, or --force if you know that it has gone.")
         if manifest is not None and not force:
             if _nothing_left(storage, manifest, submission):
+                _announce(manifest, places.of_run(manifest.fleet_id, storage), 0, as_json_)
                 return
             _check_merged(storage, manifest, submission)
         if manifest is None:
@@ -107,6 +108,14 @@ def _check(manifest: Manifest, submission: local_run.Submission, force: bool) ->
         ui.note(f"warning: {difference}")
 
 
+def _announce(manifest: Manifest, place: places.Place, jobs: int, as_json_: bool) -> None:
+    """The run's id, before anything else; `jobs`: how many are run."""
+    if as_json_:
+        ui.emit_json({"run_id": manifest.fleet_id, "log_dir": place.url, "jobs": jobs})
+    else:
+        click.echo(manifest.fleet_id)
+
+
 def _nothing_left(storage: Storage, manifest: Manifest, submission: local_run.Submission) -> bool:
     """Whether all is done and some of it was promoted with its logs, which Inspect cannot see here; refuses to run that part again."""
     seen = survey(places.of_run(manifest.fleet_id, storage), Models().price)
@@ -149,10 +158,7 @@ def _run(
     """Run it; the exit code that its logs call for."""
     begun = now().replace(microsecond=0)
     place = places.of_run(manifest.fleet_id, storage)
-    if as_json_:
-        ui.emit_json({"run_id": manifest.fleet_id, "log_dir": place.url, "jobs": len(submission.jobs)})
-    else:
-        click.echo(manifest.fleet_id)
+    _announce(manifest, place, len(submission.jobs), as_json_)
     with local_run.alive(storage, manifest.fleet_id, seen):
         for said in local_run.clear_the_way(place) if retry else []:
             ui.note(said)

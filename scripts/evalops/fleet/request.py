@@ -74,7 +74,7 @@ def limits_of(request: Request, backend: Backend) -> Limits:
 def adjusted(limits: Limits, request: Request, backend: Backend) -> Limits:
     """Limits with all in them that options say."""
     given: dict[str, Any] = {
-        "workers": request.workers if backend == "local" else None,
+        "workers": request.workers,
         "concurrency_per_worker": request.concurrency,
         "slots": request.slots,
         "deadline_s": request.deadline.total_seconds(),

@@ -12,7 +12,7 @@ from evalops.fleet.controller import Controller
 from evalops.fleet.fleet import Fleet
 from evalops.fleet.heartbeat import BEAT_S, still_here
 from evalops.fleet.ledger import Ledger
-from evalops.fleet.ownership import controller_gone, controller_name, refuse_if_driven
+from evalops.fleet.ownership import controller_gone, controller_name, lost, refuse_if_driven
 from evalops.fleet.request import Request, as_begun, workers_of
 from evalops.fleet.stream import Fenced
 from evalops.fleet.workers import NoPool, Pool
@@ -45,7 +45,12 @@ def attach(settings: Settings, storage: Storage, request: Request, manifest: Man
     refuse_if_driven(fleet_id, control)
     lane, why = lanes.find(storage, fleet_id), "owns no lane"
     if lane is not None and lane.endpoint is not None and not lanes.answers(lane):
-        lane, why = None, "has lost its queues, which were on the machine that it began on"
+        if not lost(storage, control):
+            fail(
+                f"the queues of the fleet {fleet_id} are on the machine of its controller, {control.controller}: attach there; if that "
+                f"machine has gone, --run-id {fleet_id} runs again what did not complete"
+            )
+        lane, why = None, "has lost its queues, which were on this machine"
     if lane is None and control.state != "stopping":
         fail(f"the fleet {fleet_id} {why}; --run-id {fleet_id} runs again what did not complete")
     controller = _take_over(settings, storage, request, manifest, lane or NO_LANE)
@@ -107,6 +112,7 @@ def _take_over(
             return Controller(fleet)
         except Fenced:
             fleet.stream.close()
+            control, etag = fleet.control, fleet.control_etag
             if turn == CLAIM_TRIES - 1:
                 raise
     raise AssertionError("unreachable")

@@ -37,7 +37,7 @@ class Job:
     """What is known of one planned job beside its log.
 
     Attributes:
-        ended: how it ended without a log (`failed: oom`), None if it has not ended or left a log.
+        ended: how it ended without a log, or with one that does not say so (`failed: oom`); None if it has not, or its log says it.
         partial: the unfinished log that a worker keeps for it.
         again: a living owner runs it once more, so the end that its log tells of is not the last word; `going`: it has begun to.
         completed, errored: counted from the event stream.
@@ -193,7 +193,9 @@ def _of_log(one: Chosen, around: Surroundings, price_of: cost.PriceOf, job: Job 
     age = (around.now - written).total_seconds()
     state, remark = state_of(facts, age, around)
     unfinished = facts.status == "started"  # in an earlier round, when it is to run again
-    if job is not None and job.again and (unfinished or state in RETRYABLE):
+    if job is not None and job.ended is not None and unfinished:
+        state, remark = _ended(job.ended), job.ended
+    elif job is not None and job.again and (unfinished or state in RETRYABLE):
         before = f"retrying; before: {': '.join(filter(None, ('dead' if unfinished else state, remark)))}"
         if (
             job.partial is not None and job.partial.log.facts.status == "started"
@@ -253,13 +255,19 @@ def state_of(facts: Facts, age_s: float, around: Surroundings) -> tuple[State, s
 
 def _of_job(job: Job, around: Surroundings, price_of: cost.PriceOf) -> Row:
     if job.partial is not None:
-        return replace(_of_log(job.partial, around, price_of), job_id=job.spec.job_id)
+        row = replace(_of_log(job.partial, around, price_of), job_id=job.spec.job_id)
+        if row.state not in GOOD:
+            return row
+        alive = around.alive if around.alive is not None else (row.age_s or 0) <= STALE_S
+        return replace(
+            row, state="running" if alive else "dead", remark="it has ended well, and its log is not published yet"
+        )
     state: State = "waiting"
     remark = ""
     begun = job.completed + job.errored > 0
     if job.ended is not None:
         remark = job.ended
-        state = _ENDS.get(remark.partition(":")[0], "error")
+        state = _ended(remark)
     elif begun:
         state = "dead" if around.alive is False else "running"
         remark = around.owner if state == "dead" else ""
@@ -284,7 +292,9 @@ def _of_job(job: Job, around: Surroundings, price_of: cost.PriceOf) -> Row:
     )
 
 
-_ENDS: dict[str, State] = {"completed": "success", "cancelled": "cancelled"}
+def _ended(how: str) -> State:
+    ends: dict[str, State] = {"completed": "success", "cancelled": "cancelled"}
+    return ends.get(how.partition(":")[0], "error")
 
 
 def shorten(text: str, limit: int = 120) -> str:

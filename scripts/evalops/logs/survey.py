@@ -6,10 +6,11 @@ is said, and the rest goes on.
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any, TypeVar
 
 from evalops.batch import living
@@ -101,7 +102,7 @@ def survey(
     unattended = control is not None and not alive and _runs_on(place.storage, control, problems)
     if current is None and control is not None and (alive or unattended):
         here = control.begun is not None
-        current = Current(None if here else control.round, in_place=here, begun=control.begun)
+        current = Current(None if here else control.round, in_place=here, begun=control.begun or _begun(control))
     if place.run_id is not None and manifest is not None:
         jobs = _jobs(place.storage, place.run_id, manifest, control, current, chosen, problems)
     around = state.Surroundings(
@@ -219,17 +220,21 @@ def _jobs(
         progress = Progress()
         if manifest.backend in ("local", "ec2") and len(logs) < len(specs):
             progress = Progress.now(storage, run_id, control.round if control else None, problems)
-        told = []
-        for job in jobs:
+        told: list[state.Job] = []
+        open_: dict[int, state.Job] = {}
+        for place, job in enumerate(jobs):
             job_id = job.spec.job_id
             log, end = logs.get(job_id), ends.get(job_id)
             if current is not None and (log is None or job_id in failed) and _again(job_id, log, current, end):
                 job, end = replace(job, again=True, going=_going(log, current)), None
-            if log is None:
-                job = _tell(storage, run_id, job, end, progress, problems)
-            elif job.again and current is not None and not current.in_place:
-                job = replace(job, partial=_partial(storage, run_id, job_id, current.begun))
+            if end is not None and (log is None or (job_id in failed and log.log.facts.status == "started")):
+                job = _end(storage, run_id, job, end, progress, problems)
+            if job.ended is None and (log is None or (job.again and current is not None and not current.in_place)):
+                open_[place] = job
             told.append(job)
+        kept = _unfinished(storage, run_id, list(open_.values()), current)
+        for place, job in open_.items():
+            told[place] = _tell(job, kept, progress, bare=job.spec.job_id not in logs)
     except StorageError as error:
         problems.append(str(error))
         return jobs
@@ -257,37 +262,64 @@ def _since(log: Listed, current: Current) -> bool:
     return current.begun is None or created is None or created >= current.begun.replace(microsecond=0)
 
 
-def _tell(
-    storage: Storage, run_id: str, job: state.Job, end: int | None, progress: Progress, problems: list[str]
+def _begun(control: Control) -> datetime | None:
+    """When a fleet's round began, as far as its deadline tells."""
+    given = control.limits.deadline_s
+    return None if given is None else control.deadline - timedelta(seconds=given)
+
+
+def _end(
+    storage: Storage, run_id: str, job: state.Job, round_: int, progress: Progress, problems: list[str]
 ) -> state.Job:
-    """What is known of a job beside its log. `end`: the round in which it has ended."""
+    """A job that ended in this round, with how it did."""
     spec = job.spec
-    if end is not None:
-        done = document(storage, layout.job_done(run_id, spec.job_id, end), JobDone, problems)
-        if done is not None:
-            said = done.attempt_done
-            why = said.failure_category if said.failure_category != said.status else said.error_summary
-            unmerged = progress.together(spec.merges) if said.log is None else None
-            counts = unmerged or said.samples
-            ended = f"{said.status}: {why or said.error_summary or 'no log'}"
-            return replace(job, ended=ended, completed=counts.completed, errored=counts.errored)
-    seen = progress.together([spec.job_id, *spec.merges])
-    job = replace(job, partial=_partial(storage, run_id, spec.job_id))
+    done = document(storage, layout.job_done(run_id, spec.job_id, round_), JobDone, problems)
+    if done is None:
+        return job
+    said = done.attempt_done
+    why = said.failure_category if said.failure_category != said.status else said.error_summary
+    unmerged = progress.together(spec.merges) if said.log is None else None
+    counts = unmerged or said.samples
+    ended = f"{said.status}: {why or said.error_summary or 'no log'}"
+    return replace(job, ended=ended, completed=counts.completed, errored=counts.errored)
+
+
+def _tell(job: state.Job, kept: Mapping[str, Chosen], progress: Progress, *, bare: bool) -> state.Job:
+    """What is known of a job that has not ended, beside its log. `bare`: it has none."""
+    spec = job.spec
+    shards = [kept[shard] for shard in spec.merges if shard in kept]
+    going = job.going or any(one.log.facts.status == "started" for one in shards)
+    job = replace(job, partial=kept.get(spec.job_id), going=going)
+    seen = progress.together([spec.job_id, *spec.merges]) if bare else None
     return replace(job, completed=seen.completed, errored=seen.errored, last=seen.last) if seen else job
 
 
-def _partial(storage: Storage, run_id: str, job_id: str, since: datetime | None = None) -> Chosen | None:
-    """The unfinished log that a worker keeps for a job, written `since` then."""
-    logs = list_directory(storage, layout.partial(run_id, job_id)).logs
-    unfinished = [info for info in logs if since is None or info.modified >= since]
-    best = choose(read_all(storage, unfinished)) if unfinished else []
-    return best[0] if best else None
+def _unfinished(storage: Storage, run_id: str, jobs: Sequence[state.Job], current: Current | None) -> dict[str, Chosen]:
+    """The unfinished logs that workers keep of these jobs and their shards, by job; of what is run again, those of this round.
+
+    One listing for all of them.
+    """
+    if not jobs:
+        return {}
+    since: dict[str, datetime | None] = {}
+    for job in jobs:
+        begun = current.begun if current is not None and job.again else None
+        since |= dict.fromkeys([job.spec.job_id, *job.spec.merges], begun)
+    prefix = layout.partials(run_id)
+    logs: dict[str, list[Info]] = {}
+    for info in list_directory(storage, prefix).logs:
+        job_id = info.key.removeprefix(prefix).partition("/")[0]
+        if job_id in since and ((begun := since[job_id]) is None or info.modified >= begun):
+            logs.setdefault(job_id, []).append(info)
+    read = iter(read_all(storage, [info for some in logs.values() for info in some]))
+    listed = {job_id: list(islice(read, len(some))) for job_id, some in logs.items()}
+    return {job_id: best[0] for job_id, some in listed.items() if (best := choose(some))}
 
 
 def away(found: Survey) -> set[str]:
-    """The ids of jobs that are done although their logs are not in the run's directory: what runs there would run them again."""
-    done = (row for row in found.rows if row.state in state.GOOD and row.job_id is not None)
-    return {str(row.job_id) for row in done if not (row.log or "").startswith(found.place.prefix)}
+    """The ids of jobs whose logs were promoted out of the run's directory: what runs there would run them again."""
+    done = (row for row in found.rows if row.state in state.GOOD and layout.is_promoted(row.log or ""))
+    return {row.job_id for row in done if row.job_id is not None}
 
 
 def as_json(found: Survey) -> dict[str, Any]:

@@ -133,7 +133,7 @@ class Limits(Part):
     `controller_silent_s`: with a budget, no job is taken when the controller has been silent for so long, because nobody counts the
     money. `disk_free_min`: bytes that must be free for a job to be taken. `hung_after_s`, `on_hung`: a sample in which nothing has
     happened for so long is reported, or ended with an error too. `fleet_connections`: model connections of all running jobs
-    together, None where each has as many as Inspect gives it. `workers` (at the most, on this machine: `Machines` holds those of EC2),
+    together, None where each has as many as Inspect gives it. `workers` (at the most),
     `slots` and `deadline_s` (counted from a round's start) are as they were given, None where they were not: for whoever goes on.
     """
 
