@@ -282,7 +282,7 @@ def test_status_counts_the_shards_of_a_merge_without_a_log(tmp_path: Path) -> No
         {"type": "result", "job_id": each.job_id, "sample_id": n, "epoch": 1, "status": status}
         for each, n, status in [(first, 0, "completed"), (first, 2, "errored"), (second, 1, "completed")]
     ]
-    job = survey._tell(storage, done.fleet_id, rows.Job(whole), 1, Progress.of(told), [])
+    job = survey._end(storage, done.fleet_id, rows.Job(whole), 1, Progress.of(told), [])
     assert (job.completed, job.errored, job.ended) == (2, 1, "failed: task_error")
 
 
