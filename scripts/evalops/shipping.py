@@ -12,7 +12,7 @@ import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from evalops import code, locks, wheel
 from evalops.hints import SHIP_ANEW
@@ -21,11 +21,9 @@ from evalops.infra.estate import Estate
 from evalops.settings import file_secrets
 from evalops.ui import fail, note
 from evalworker import aws, credentials, redact
-from evalworker.contract.documents import Manifest
+from evalworker.contract.documents import Backend, Manifest
 from evalworker.contract.jsonio import canonical
 from evalworker.storage import Storage
-
-Backend = Literal["local", "ec2", "batch"]
 
 OPTIONS = ("packages", "require_clean", "ship_code")
 """The parameters of commands that only have a meaning where code is shipped. (`--secret` has one for a resume too.)"""

@@ -1,8 +1,7 @@
 """Looking at a fleet: what it shows is what the whole stream tells, and what it costs does not grow with the stream."""
 
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,31 +19,15 @@ from evalworker.contract.documents import Control, JobSpec, Manifest
 from evalworker.contract.events import Event
 from evalworker.contract.messages import AttemptDone, SampleCounts, SampleDone
 from evalworker.contract.wire import now, stamp
-from evalworker.storage import LocalStorage, Stored
 
 sys.path.append(str(Path(__file__).parents[1] / "fixtures"))
 
 import crowd
+from counting import Counting
 
 FLEET = "2026-11-29-14-05-33-1a2b3c4d"
 WHOLE, FIRST, SECOND, ALONE = (f"{number:016x}" for number in range(4))
 SAMPLES = 40
-
-
-class Counting(LocalStorage):
-    """Counts what would be calls of S3: a listing is at least one."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.calls: Counter[str] = Counter()
-
-    def get(self, key: str) -> Stored:
-        self.calls["get"] += 1
-        return super().get(key)
-
-    def list(self, prefix: str) -> Iterator[Any]:
-        self.calls["list"] += 1
-        return super().list(prefix)
 
 
 def specs() -> list[JobSpec]:

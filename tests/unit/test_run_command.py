@@ -297,10 +297,10 @@ def test_a_shell_that_is_set_to_a_model_says_nothing_of_the_run_that_goes_on(mon
         fleet_id=FLEET, created=now(), backend="local", jobs=[job], arguments={}, models=[], submit_dir="."
     )
     monkeypatch.setenv("INSPECT_EVAL_MODEL", "scripted/wrong")
-    run._check_models(typed("--run-id", FLEET), resumed)
-    run._check_models(typed("--run-id", FLEET, "--model", "scripted/good"), resumed)
+    run.check_models(typed("--run-id", FLEET), resumed)
+    run.check_models(typed("--run-id", FLEET, "--model", "scripted/good"), resumed)
     with pytest.raises(Failure, match="has other models: leave --model away"):
-        run._check_models(typed("--run-id", FLEET, "--model", "scripted/wrong"), resumed)
+        run.check_models(typed("--run-id", FLEET, "--model", "scripted/wrong"), resumed)
 
 
 BEFORE = Machines(

@@ -1,13 +1,12 @@
 """`evalops.logs.survey`: a run that goes on again while logs and ends of its earlier rounds lie there."""
 
-from collections import Counter
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import logmaker
 import pytest
+from counting import Counting
 
 from evalops.batch import living, request
 from evalops.commands import run_aws
@@ -20,31 +19,10 @@ from evalworker.contract import layout
 from evalworker.contract.documents import BatchRound, BatchRun, Control, JobDone, JobSpec, Limits, Manifest, Shard
 from evalworker.contract.messages import AttemptDone, SampleCounts
 from evalworker.contract.wire import now
-from evalworker.storage import Info, LocalStorage, Stored
 
 RUN, MODEL = "2026-11-29-14-05-33-1a2b3c4d", "openai/gpt-4o-mini"
 JOB = JobSpec(job_id="0123456789abcdef", task="t.py@t", name="t", model=MODEL, samples=4)
 FAILED: dict[str, Any] = {"task": "t", "status": "error", "error": "boom", "results": False}
-
-
-class Counting(LocalStorage):
-    """Counts what would be calls of S3."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.calls: Counter[str] = Counter()
-
-    def get(self, key: str) -> Stored:
-        self.calls["get"] += 1
-        return super().get(key)
-
-    def head(self, key: str) -> Info | None:
-        self.calls["head"] += 1
-        return super().head(key)
-
-    def list(self, prefix: str) -> Iterator[Info]:
-        self.calls["list"] += 1
-        return super().list(prefix)
 
 
 class Root:

@@ -6,10 +6,10 @@ from pathlib import Path
 import click
 
 from evalops import planner, shipping, ui
-from evalops.inspect_options import TypedArguments, typed_options
+from evalops.inspect_options import TypedArguments, typed_names, typed_options
 from evalops.sandbox.docker import DockerError, docker
 from evalops.shards import Wish
-from evalworker.contract.documents import JobSpec
+from evalworker.contract.documents import JobSpec, Manifest
 
 
 def no_docker() -> str:
@@ -27,6 +27,13 @@ def check_alone(ctx: click.Context) -> None:
         ui.fail(
             f"with --run-id alone the run keeps its own options: to change {typed[0]}, repeat the whole command with --run-id"
         )
+
+
+def check_models(ctx: click.Context, resumed: Manifest) -> None:
+    """Without tasks a resume keeps the run's own models too."""
+    models = typed_names(ctx)[1]
+    if models and set(models) != {job.model for job in resumed.jobs}:
+        ui.fail(f"the run {resumed.fleet_id} has other models: leave --model away, or start a new run")
 
 
 def plan_jobs(

@@ -12,13 +12,13 @@ from evalops import planner, shipping
 from evalops.commands.detach import detach
 from evalops.commands.follow import follow
 from evalops.commands.params import Duration, RunId
-from evalops.commands.planning import check_alone, plan_jobs
+from evalops.commands.planning import check_alone, check_models, plan_jobs
 from evalops.fleet import preflight, submit
 from evalops.fleet.request import DEFAULT_WORKERS, FAR_SLOTS, Request, workers_of
 from evalops.fleet.stream import Fenced
 from evalops.fleet.workers import default_slots
 from evalops.infra.estate import Estate
-from evalops.inspect_options import InspectCommand, TypedArguments, typed_arguments, typed_names
+from evalops.inspect_options import InspectCommand, TypedArguments, typed_arguments
 from evalops.settings import Settings, settings
 from evalops.shards import Wish
 from evalops.ui import EXIT_USAGE, Failure, emit_json, fail, note
@@ -26,7 +26,7 @@ from evalworker import prices
 from evalworker.arguments import decode, encode
 from evalworker.aws import ServiceError
 from evalworker.contract import layout
-from evalworker.contract.documents import Control, Guards, JobSpec, Machines, Manifest, Market
+from evalworker.contract.documents import Backend, Control, Guards, JobSpec, Machines, Manifest, Market
 from evalworker.storage import Storage
 
 
@@ -222,7 +222,7 @@ def _check_backend(options: dict[str, Any]) -> None:
 class Target:
     """Where a run goes: the backend, the settings that hold for it, and the estate of a backend on AWS."""
 
-    backend: shipping.Backend
+    backend: Backend
     surroundings: Settings
     estate: Estate | None = None
 
@@ -305,7 +305,7 @@ def _run(ctx: click.Context, options: dict[str, Any], surroundings: Settings) ->
     _check_deadline(target, request)
     planned = resumed is None or bool(given.tasks)
     if resumed is not None and not planned:
-        _check_models(ctx, resumed)
+        check_models(ctx, resumed)
     if planned and not options["json_output"]:
         note("loading the tasks …")
     slots = _check_connections(options, request, resumed)
@@ -353,18 +353,11 @@ def _changed(machines: Machines | None) -> dict[str, Any]:
     return {} if machines is None else {"machines": machines}
 
 
-def _check_same_backend(manifest: Manifest, backend: shipping.Backend) -> None:
+def _check_same_backend(manifest: Manifest, backend: Backend) -> None:
     """A run goes on where it began: what was shipped, and for whom, belongs to its backend."""
     if manifest.backend != backend:
         how = {"local": "without --ec2", "ec2": "with --ec2"}.get(manifest.backend, f"on {manifest.backend}")
         fail(f"the run {manifest.fleet_id} began on {manifest.backend}: resume it {how}")
-
-
-def _check_models(ctx: click.Context, resumed: Manifest) -> None:
-    """Without tasks a resume keeps the run's own models too."""
-    models = typed_names(ctx)[1]
-    if models and set(models) != {spec.model for spec in resumed.jobs}:
-        fail(f"the run {resumed.fleet_id} has other models: leave --model away, or start a new run")
 
 
 def _arguments(given: TypedArguments, resumed: Manifest | None) -> dict[str, Any]:

@@ -14,15 +14,15 @@ from evalops.batch import record, request
 from evalops.commands import batch as following
 from evalops.commands.options import refused
 from evalops.commands.params import Duration, RunId
-from evalops.commands.planning import check_alone, plan_jobs
+from evalops.commands.planning import check_alone, check_models, plan_jobs
 from evalops.ec2 import preflight
 from evalops.fleet import preflight as run_checks
 from evalops.infra.estate import Estate
-from evalops.inspect_options import InspectCommand, TypedArguments, typed_arguments, typed_names
+from evalops.inspect_options import InspectCommand, TypedArguments, typed_arguments
 from evalops.logs import local_run, places
 from evalops.logs import rows as log_rows
 from evalops.logs.metadata import Models
-from evalops.logs.survey import away, survey
+from evalops.logs.survey import promoted, survey
 from evalops.settings import Settings, settings
 from evalworker import aws, prices
 from evalworker.arguments import encode
@@ -191,9 +191,8 @@ def _resumed(
     if manifest.backend != "batch":
         how = hints.at_root(hints.resume(manifest.fleet_id, manifest.backend), surroundings.bucket)
         ui.fail(f"the run {manifest.fleet_id} began on {manifest.backend}: resume it by {how}")
-    models = typed_names(ctx)[1]
-    if not given.tasks and models and set(models) != {job.model for job in manifest.jobs}:
-        ui.fail(f"the run {manifest.fleet_id} has other models: leave --model away, or start a new run")
+    if not given.tasks:
+        check_models(ctx, manifest)
     shipping.check_versions(manifest, force=options["force"])
     if busy := local_run.living_owner(storage, manifest.fleet_id, local_run.last_seen(storage, manifest.fleet_id)):
         ui.fail(f"{busy}; `ies batch terminate-job {manifest.fleet_id}` ends a job of Batch")
@@ -265,14 +264,9 @@ def _check_promoted(place: places.Place, manifest: Manifest, array: bool) -> Non
     if array:
         return
     seen = survey(place, Models().price)
-    gone = away(seen)
-    again = [job for job in manifest.jobs if job.job_id in gone]
+    again = promoted(seen, manifest.jobs)
     if again and not all(row.state in log_rows.GOOD for row in seen.rows):
-        more = f" and {len(again) - 1} more" if len(again) > 1 else ""
-        ui.fail(
-            f"{again[0].task} with {again[0].model}{more}: it has completed, and its log was promoted, so one job for all would run "
-            "it again: --array runs the others alone."
-        )
+        ui.fail(f"{again}one job for all would run it again: --array runs the others alone.")
 
 
 def _send(

@@ -21,7 +21,7 @@ from evalops.inspect_options import (
 )
 from evalops.logs import local_run, places, rows
 from evalops.logs.metadata import Models
-from evalops.logs.survey import away, document, survey
+from evalops.logs.survey import document, promoted, survey
 from evalops.settings import settings
 from evalworker.contract import layout
 from evalworker.contract.documents import Manifest
@@ -121,18 +121,15 @@ def _nothing_left(storage: Storage, manifest: Manifest, submission: local_run.Su
     seen = survey(places.of_run(manifest.fleet_id, storage), Models().price)
     for problem in seen.problems:
         ui.note(f"warning: {problem}")
-    gone = away(seen)
-    again = [job for job in submission.jobs if job.job_id in gone]
+    again = promoted(seen, submission.jobs)
     if not again:
         return False
     done = {row.job_id for row in seen.rows if row.state in rows.GOOD}
     if all(job.job_id in done for job in submission.jobs):
         ui.note(f"every job of {manifest.fleet_id} has completed, and logs of it were promoted: nothing to run")
         return True
-    more = f" and {len(again) - 1} more" if len(again) > 1 else ""
     raise ui.Failure(
-        f"{again[0].task} with {again[0].model}{more}: it has completed, and its log was promoted, so it would run as if it never had. "
-        "Name the tasks and models that are to run; --force runs all of them."
+        f"{again}it would run as if it never had. Name the tasks and models that are to run; --force runs all of them."
     )
 
 

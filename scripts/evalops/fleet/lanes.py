@@ -3,6 +3,7 @@
 Ownership lasts to the fleet's deadline, not to a heartbeat, so a dead controller's fleet keeps its queues while its workers work.
 """
 
+import contextlib
 import socket
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -56,17 +57,19 @@ def find(storage: Storage, fleet_id: str) -> Lane | None:
 
 def held(storage: Storage, lane: Lane) -> bool:
     """Whether a lane is still what its fleet took. A later round of the same fleet has taken it anew, with a deadline of its own."""
+    return _ours(storage, lane) is not None
+
+
+def _ours(storage: Storage, lane: Lane) -> tuple[Lane, str] | None:
+    """A lane's record and its tag, None if it is not as it was taken."""
     if not lane.name:
-        return False
+        return None
     try:
-        found = Lane.from_json(storage.get(layout.lane(lane.name)).body)
-    except Missing:
-        return False
-    return _same(found, lane)
-
-
-def _same(one: Lane, other: Lane) -> bool:
-    return (one.name, one.fleet_id, one.until) == (other.name, other.fleet_id, other.until)
+        stored = storage.get(layout.lane(lane.name))
+        found = Lane.from_json(stored.body)
+    except (Missing, Unreadable):
+        return None
+    return (found, stored.etag) if (found.fleet_id, found.until) == (lane.fleet_id, lane.until) else None
 
 
 def answers(lane: Lane) -> bool:
@@ -120,17 +123,15 @@ def take(
 
 def release(storage: Storage, lane: Lane) -> None:
     """Give a lane back, if it is still ours; one made for this fleet alone is removed."""
-    if lane.endpoint is not None:
-        if held(storage, lane):
-            storage.delete(layout.lane(lane.name))
+    if (ours := _ours(storage, lane)) is None:
         return
-    for found, etag in lanes(storage):
-        if _same(found, lane):
-            free = found.model_copy(update={"fleet_id": None, "owner": "", "until": None})
-            try:
-                storage.replace(layout.lane(lane.name), free.to_bytes(), etag)
-            except Changed:
-                return
+    found, etag = ours
+    if lane.endpoint is not None:
+        storage.delete(layout.lane(lane.name))
+        return
+    free = found.model_copy(update={"fleet_id": None, "owner": "", "until": None})
+    with contextlib.suppress(Changed):  # somebody else has it by now
+        storage.replace(layout.lane(lane.name), free.to_bytes(), etag)
 
 
 def expired(lane: Lane) -> bool:

@@ -58,10 +58,16 @@ def lost(storage: Storage, control: Control) -> bool:
     lane = lanes.find(storage, control.fleet_id)
     if lane is None or lane.endpoint is None:
         return lane is None
-    return control.controller.rpartition(":")[0] == socket.gethostname() and not lanes.answers(lane)
+    return _process_here(control.controller) is not None and not lanes.answers(lane)
 
 
 def _is_dead(controller: str) -> bool:
     """Whether a controller of this machine has gone; of another machine nothing is known."""
+    pid = _process_here(controller)
+    return pid is not None and pid.isdigit() and not Path(f"/proc/{pid}").exists()
+
+
+def _process_here(controller: str) -> str | None:
+    """A controller's process id, None if it is of another machine."""
     host, _, pid = controller.rpartition(":")
-    return host == socket.gethostname() and pid.isdigit() and not Path(f"/proc/{pid}").exists()
+    return pid if host == socket.gethostname() else None

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Literal
 
-from evalworker.contract.documents import Guards, Limits, Manifest
+from evalworker.contract.documents import Backend, Guards, Limits, Manifest
 
 LOCAL_LIMITS = Limits(visibility_s=15, heartbeat_s=5.0, control_s=1.0)
 """On one machine, looking is cheap: workers notice everything sooner than on AWS."""
-
-Backend = Literal["local", "ec2", "batch"]
 
 BUDGETED_CONTROL_S: dict[Backend, float] = {"local": 0.2, "ec2": 2.0, "batch": 2.0}
 """How often workers look whether to stop when each sample costs money that is counted."""

@@ -24,7 +24,7 @@ from evalops.logs.places import Place
 from evalops.logs.promote import Promoted
 from evalops.logs.reading import THREADS, Directory, Listed, list_directory, read_all
 from evalworker.contract import layout
-from evalworker.contract.documents import BatchRound, Control, JobDone, Manifest, wholes
+from evalworker.contract.documents import BatchRound, Control, JobDone, JobSpec, Manifest, wholes
 from evalworker.contract.wire import Unreadable, Wire, now
 from evalworker.storage import Denied, Info, Missing, Storage, StorageError
 
@@ -320,6 +320,16 @@ def away(found: Survey) -> set[str]:
     """The ids of jobs whose logs were promoted out of the run's directory: what runs there would run them again."""
     done = (row for row in found.rows if row.state in state.GOOD and layout.is_promoted(row.log or ""))
     return {row.job_id for row in done if row.job_id is not None}
+
+
+def promoted(found: Survey, jobs: Sequence[JobSpec]) -> str:
+    """Those of these jobs that are `away`, as the start of a sentence that says why they are not to run; "" for none."""
+    gone = away(found)
+    again = [job for job in jobs if job.job_id in gone]
+    if not again:
+        return ""
+    more = f" and {len(again) - 1} more" if len(again) > 1 else ""
+    return f"{again[0].task} with {again[0].model}{more}: it has completed, and its log was promoted, so "
 
 
 def as_json(found: Survey) -> dict[str, Any]:

@@ -11,6 +11,9 @@ from evalworker.contract.ids import SampleId, task_file
 from evalworker.contract.messages import AttemptDone
 from evalworker.contract.wire import Part, Wire
 
+Backend = Literal["local", "ec2", "batch"]
+"""Where a run's jobs run."""
+
 
 class Shard(Part):
     """A slice of a task's samples: number `index` (from 0) of `of`. `ids` are its samples', in the dataset's order."""
@@ -107,7 +110,7 @@ class Manifest(Wire):
     type: Literal["manifest"] = "manifest"
     fleet_id: str
     created: datetime
-    backend: Literal["local", "ec2", "batch"]
+    backend: Backend
     jobs: list[JobSpec]
     arguments: dict[str, Any]
     models: list[Any]
@@ -133,8 +136,8 @@ class Limits(Part):
     `controller_silent_s`: with a budget, no job is taken when the controller has been silent for so long, because nobody counts the
     money. `disk_free_min`: bytes that must be free for a job to be taken. `hung_after_s`, `on_hung`: a sample in which nothing has
     happened for so long is reported, or ended with an error too. `fleet_connections`: model connections of all running jobs
-    together, None where each has as many as Inspect gives it. `workers` (at the most),
-    `slots` and `deadline_s` (counted from a round's start) are as they were given, None where they were not: for whoever goes on.
+    together, None where each has as many as Inspect gives it. `workers` (at the most), `slots` and `deadline_s` (counted from a round's
+    start) are as they were given, None where they were not: for whoever goes on.
     """
 
     workers: int | None = None
