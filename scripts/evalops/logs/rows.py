@@ -159,11 +159,14 @@ def rows(chosen: Sequence[Chosen], around: Surroundings, price_of: cost.PriceOf)
 
 def match(specs: Sequence[JobSpec], chosen: Sequence[Chosen]) -> list[Chosen | None]:
     """The log of each planned job, None where it has none; a log is one job's alone."""
-    free = dict(enumerate(chosen))
+    free: dict[tuple[str, str], list[Chosen]] = {}  # of ten thousand jobs few have one task and model
+    for one in chosen:
+        free.setdefault((bare(one.log.facts.task), one.log.facts.model), []).append(one)
     found = []
     for spec in specs:
-        index = next((index for index, one in free.items() if fits(spec, one.log.facts)), None)
-        found.append(None if index is None else free.pop(index))
+        same = free.get((bare(spec.name), spec.model), [])
+        index = next((index for index, one in enumerate(same) if fits(spec, one.log.facts)), None)
+        found.append(None if index is None else same.pop(index))
     return found
 
 
@@ -197,12 +200,10 @@ def _of_log(one: Chosen, around: Surroundings, price_of: cost.PriceOf, job: Job 
         state, remark = _ended(job.ended), job.ended
     elif job is not None and job.again and (unfinished or state in RETRYABLE):
         before = f"retrying; before: {': '.join(filter(None, ('dead' if unfinished else state, remark)))}"
-        if (
-            job.partial is not None and job.partial.log.facts.status == "started"
-        ):  # else it is of an attempt that failed
-            return replace(
-                _of_log(job.partial, around, price_of), state="running", remark=before, job_id=job.spec.job_id
-            )
+        partial = job.partial
+        if partial is not None and partial.log.facts.status == "started":  # another one is of an attempt that failed
+            row = _of_log(partial, around, price_of)
+            return replace(row, state="running", remark=before, job_id=job.spec.job_id)
         state, remark = ("running" if job.going else "waiting"), before
     if layout.is_promoted(info.key):
         remark = "; ".join(filter(None, (f"promoted to {info.key.rpartition('/')[0]}", remark)))
